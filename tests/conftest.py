@@ -1,0 +1,12 @@
+"""What holds for every test of this project; each plugin's module says what it watches.
+
+No `faulthandler_timeout`: its watchdog is a thread, and a forking process must have only one.
+"""
+
+from __future__ import annotations
+
+pytest_plugins = (
+    "tests.support.programs",
+    "tests.support.requirements_index",
+    "tests.support.leftovers",
+)
