@@ -1,0 +1,318 @@
+"""The publisher's side: starting, replaying, superseding and waiting for workflows (groups 4 and 6).
+
+`start_or_resume` is the one idempotent entry for requests, retries, compensation and replays (sor-same-entry). It needs
+a Plan and no activity. The serialisation point is the permanent unique index on biz_key: a duplicate is a normal
+branch, never an error to the caller.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Literal, cast
+
+import msgspec
+
+from kernel import transitions
+from kernel.candidates import Candidate
+from kernel.clock import Clock
+from kernel.codec import decode, encode
+from kernel.definition import Plan
+from kernel.engine.commit import COMMIT_ID_DIGITS, settled
+from kernel.engine.ports import Event, ReadyQueue
+from kernel.errors import (
+    CoordinationRejected,
+    CoordinationUnavailable,
+    InputIdentityChanged,
+    InvalidInput,
+    InvalidPriority,
+    OutcomeUnknown,
+    Parked,
+    Refused,
+    ResultTimeout,
+    StoreUnavailable,
+    UnknownWorkflow,
+    WorkflowFailed,
+    WorkflowWasCanceled,
+)
+from kernel.ids import IdSource, check_id, workflow_id_for
+from kernel.records import Instance, to_instance
+from kernel.states import CANCELED, COMPLETED, FAILED, LIVE, PRIORITIES
+from kernel.store.conditional import Insert, Inserted
+from kernel.store.protocol import Store
+from kernel.store.tables import INSTANCES
+
+log = logging.getLogger("kernel.client")
+
+Branch = Literal[
+    "created", "replayed", "running", "waiting", "failing", "completed", "canceled", "parked", "definition_mismatch"
+]
+_RACES_MAX = 16
+_POLL_FIRST_S = 0.002
+_POLL_MAX_S = 0.25
+
+
+class Superseded(msgspec.Struct, frozen=True):
+    """Whether the call changed something, and the status after it; None for an unknown workflow."""
+
+    changed: bool
+    status: str | None
+
+
+class Handle:
+    """One workflow as a publisher sees it right after `start_or_resume`."""
+
+    def __init__(self, client: Client, instance: Instance, branch: Branch) -> None:
+        self._client = client
+        self.instance = instance
+        self.branch = branch
+
+    @property
+    def workflow_id(self) -> str:
+        return self.instance.workflow_id
+
+    @property
+    def status(self) -> str:
+        """The status when the handle was made."""
+        return self.instance.status
+
+    @property
+    def execution_activated(self) -> bool:
+        """Whether this call made the instance run: it was created or replayed (sor-returns)."""
+        return self.branch in ("created", "replayed")
+
+    def result(self, timeout: timedelta, type_: Any = Any) -> Any:
+        """Wait for the end; the last step's output decoded as `type_`. See `Client.result`."""
+        return self._client.result(self.workflow_id, timeout, type_)
+
+
+class Client:
+    """Everything that a process may do with workflows without running them. Safe for many threads."""
+
+    def __init__(
+        self, store: Store, queue: ReadyQueue, clock: Clock, ids: IdSource, pause: Event, *, input_bytes_max: int
+    ) -> None:
+        self._store = store
+        self._queue = queue
+        self._clock = clock
+        self._ids = ids
+        self._pause = pause
+        self._input_bytes_max = input_bytes_max
+
+    # --- starting --------------------------------------------------------------------------------------
+
+    def start_or_resume(
+        self,
+        plan: Plan,
+        *,
+        biz_key: str,
+        input: Any = None,
+        priority: int | str = "async",
+        start_delay: timedelta = timedelta(0),
+    ) -> Handle:
+        """Register the one instance of `biz_key`, or find it; a failed one is replayed with the new input.
+
+        Raises InvalidId, InvalidInput, TooLarge, InvalidPriority, InputIdentityChanged before any write, and
+        StoreUnavailable or OutcomeUnknown when the durable store can not say what happened; the call may be
+        repeated. A dead Redis does not fail it (sor-enqueue-failure).
+        """
+        insert = self._insert(plan, biz_key, input, lane_of(priority), start_delay)
+        for _ in range(_RACES_MAX):
+            found = self._registered(insert)
+            decided = self._created(insert) if found is None else self._existing(plan, found, insert)
+            if decided is None:
+                continue  # another caller changed it between the reading and the write: read again
+            branch, instance = decided
+            self._enqueue([instance])
+            return Handle(self, instance, branch)
+        raise OutcomeUnknown(f"{biz_key}: changed {_RACES_MAX} times while it was being read")
+
+    def start_many(
+        self, plan: Plan, requests: Sequence[tuple[str, Any]], *, priority: int | str = "async"
+    ) -> list[Handle]:
+        """As `start_or_resume` for (biz_key, input) pairs, at the price of few commits and one round trip."""
+        inserts = [self._insert(plan, key, value, lane_of(priority), timedelta(0)) for key, value in requests]
+        answers = self._store.insert_all(inserts)
+        handles: list[Handle] = []
+        fresh: list[Instance] = []
+        for (key, value), answer in zip(requests, answers, strict=True):
+            if isinstance(answer, Inserted):
+                instance = to_instance(answer.document)
+                fresh.append(instance)
+                handles.append(Handle(self, instance, "created"))
+            else:
+                handles.append(self.start_or_resume(plan, biz_key=key, input=value, priority=priority))
+        self._enqueue(fresh)
+        return handles
+
+    def _insert(self, plan: Plan, biz_key: str, value: Any, lane: int, delay: timedelta) -> Insert:
+        check_id(biz_key, "biz_key")
+        if not timedelta(0) <= delay <= timedelta(days=3660):
+            raise Refused(f"start_delay: must lie between 0 and 3660 days, is {delay}")
+        data = encode(value, f"input of {plan.type}", self._input_bytes_max)
+        plan.check_input(data)
+        return transitions.create(
+            workflow_id=workflow_id_for(biz_key),
+            type_=plan.type,
+            biz_key=biz_key,
+            fingerprint=plan.fingerprint,
+            step_names=[step.name for step in plan.steps],
+            input_=data,
+            priority=lane,
+            now_ms=self._store.now_ms(),
+            start_delay_ms=round(delay.total_seconds() * 1000),
+            commit_id=self._commit_id(),
+        )
+
+    def _registered(self, insert: Insert) -> Instance | None:
+        """None when this insert made the instance, else the instance that is already there (sor-unique-race)."""
+        try:
+            if isinstance(self._store.insert(insert), Inserted):
+                return None
+        except OutcomeUnknown:
+            pass
+        document = self._store.find(INSTANCES, "biz_key", insert.document["biz_key"])
+        if document is None:
+            raise StoreUnavailable(f"{insert.document['biz_key']}: the answer of the insert was lost; try again")
+        if document["commit_ids"][:1] == insert.document["commit_ids"]:
+            return None
+        return to_instance(document)
+
+    @staticmethod
+    def _created(insert: Insert) -> tuple[Branch, Instance]:
+        return "created", to_instance(insert.document)
+
+    def _existing(self, plan: Plan, found: Instance, insert: Insert) -> tuple[Branch, Instance] | None:
+        """What an existing instance means for this call (T-03). None: it changed meanwhile, read it again."""
+        instance = self._raise_priority(found, insert.document["business_priority"])
+        if instance.parked is not None:
+            return "parked", instance
+        if instance.status != FAILED:
+            return cast(Branch, instance.status), instance
+        return self._replay(plan, instance, insert)
+
+    def _replay(self, plan: Plan, instance: Instance, insert: Insert) -> tuple[Branch, Instance] | None:
+        data: bytes = insert.document["input"]
+        self._check_identity(plan, instance, data)
+        lane: int = insert.document["business_priority"]
+        if instance.definition_key == plan.key:
+            transition = transitions.replay_failed(instance, input_=data, priority=lane, commit_id=self._commit_id())
+        elif plan.on_changed_plan == "fresh_run":
+            transition = transitions.fresh_run(
+                instance,
+                type_=plan.type,
+                fingerprint=plan.fingerprint,
+                step_names=[step.name for step in plan.steps],
+                input_=data,
+                priority=lane,
+                commit_id=self._commit_id(),
+            )
+        else:
+            return "definition_mismatch", instance
+        document = settled(self._store, transition)
+        return None if document is None else ("replayed", to_instance(document))
+
+    @staticmethod
+    def _check_identity(plan: Plan, instance: Instance, data: bytes) -> None:
+        """A replay replaces the input whole; the identity that the completed steps worked for stays (DECISIONS 16)."""
+        if not plan.identity:
+            return
+        old: Any = decode(instance.input, Any, f"stored input of {instance.workflow_id}")
+        new: Any = decode(data, Any, f"input of {plan.type}")
+        if not isinstance(old, dict) or not isinstance(new, dict):
+            raise InvalidInput(f"input of {plan.type}: declared identity fields need an input with named fields")
+        for field in plan.identity:
+            if old.get(field) != new.get(field):
+                raise InputIdentityChanged(f"input of {plan.type}: field {field!r} differs from that of the failed run")
+
+    def _raise_priority(self, instance: Instance, lane: int) -> Instance:
+        """Best effort upwards, in any live status (sor-priority-any-status); never down."""
+        if lane >= instance.business_priority or instance.status in (COMPLETED, CANCELED):
+            return instance
+        settled(self._store, transitions.raise_priority(instance.workflow_id, lane))
+        return self.get(instance.workflow_id) or instance
+
+    # --- control ---------------------------------------------------------------------------------------
+
+    def supersede(self, workflow_id: str) -> Superseded:
+        """End a live workflow as canceled, whoever holds it; nothing is an error (can-supersede-idempotent)."""
+        check_id(workflow_id, "workflow_id")
+        document = settled(self._store, transitions.supersede(workflow_id, commit_id=self._commit_id()))
+        if document is not None:
+            return Superseded(True, document["status"])
+        instance = self.get(workflow_id)
+        return Superseded(False, None if instance is None else instance.status)
+
+    def unpark(self, workflow_id: str) -> bool:
+        """Bring a parked workflow back; whether it was parked (DECISIONS detail 19)."""
+        check_id(workflow_id, "workflow_id")
+        document = settled(self._store, transitions.unpark(workflow_id, commit_id=self._commit_id()))
+        if document is None:
+            return False
+        self._enqueue([to_instance(document)])
+        return True
+
+    # --- reading ---------------------------------------------------------------------------------------
+
+    def get(self, workflow_id: str) -> Instance | None:
+        """The instance as it is now."""
+        document = self._store.get(INSTANCES, workflow_id)
+        return None if document is None else to_instance(document)
+
+    def result(self, workflow_id: str, timeout: timedelta, type_: Any = Any) -> Any:
+        """Wait until the workflow ends; the output of its last step, decoded as `type_`.
+
+        Raises WorkflowFailed, WorkflowWasCanceled, Parked, UnknownWorkflow, or ResultTimeout after `timeout`.
+        """
+        deadline_ms = self._clock.boot_ms() + round(timeout.total_seconds() * 1000)
+        delay_s = _POLL_FIRST_S
+        while True:
+            instance = self.get(workflow_id)
+            if instance is None:
+                raise UnknownWorkflow(f"workflow {workflow_id!r} does not exist")
+            if instance.ended:
+                return _outcome(instance, type_)
+            if self._clock.boot_ms() >= deadline_ms:
+                raise ResultTimeout(f"workflow {workflow_id} is still {instance.status} after {timeout}")
+            self._pause.wait(delay_s)
+            delay_s = min(delay_s * 1.5, _POLL_MAX_S)
+
+    def _enqueue(self, instances: Sequence[Instance]) -> None:
+        candidates = [
+            Candidate(i.workflow_id, i.business_priority, i.claimable_time)
+            for i in instances
+            if i.status in LIVE and i.claimable_time is not None and i.parked is None and i.claim_token is None
+        ]
+        if not candidates:
+            return
+        try:
+            self._queue.push(candidates)
+        except (CoordinationUnavailable, CoordinationRejected) as error:
+            log.debug("registered, but not queued; the scan will find it: %s", error)
+
+    def _commit_id(self) -> str:
+        return self._ids.token()[:COMMIT_ID_DIGITS]
+
+
+def lane_of(priority: int | str) -> int:
+    """The lane of a business priority: realtime, async, background, compensation, or 0–3 (B-43)."""
+    if isinstance(priority, str) and priority in PRIORITIES:
+        return PRIORITIES[priority]
+    if isinstance(priority, int) and not isinstance(priority, bool) and 0 <= priority < len(PRIORITIES):
+        return priority
+    raise InvalidPriority(f"priority: {priority!r} is neither 0–3 nor one of {', '.join(PRIORITIES)}")
+
+
+def _outcome(instance: Instance, type_: Any) -> Any:
+    if instance.parked is not None:
+        raise Parked(f"workflow {instance.workflow_id} is parked: {instance.parked.reason}")
+    if instance.status == COMPLETED:
+        last = instance.steps[-1].name
+        data = instance.outputs.get(last)
+        return None if data is None else decode(data, type_, f"output of step {last}")
+    if instance.status == CANCELED:
+        raise WorkflowWasCanceled(f"workflow {instance.workflow_id} was canceled")
+    error = instance.error
+    detail = "no error was recorded" if error is None else f"{error.type}: {error.message}"
+    raise WorkflowFailed(f"workflow {instance.workflow_id} failed: {detail}")

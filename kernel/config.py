@@ -1,0 +1,245 @@
+"""Settings: every interval, lease, limit and threshold, its default, and where a value came from (dc-config).
+
+Precedence: command-line flags over the environment (`KERNEL_<NAME>`, and the conventional `MONGODB_URI` and
+`REDIS_URL`) over a TOML file over the defaults. A setting has one name everywhere: `lease_s` in the file is
+`KERNEL_LEASE_S` in the environment. Durations are seconds (fractions allowed); sizes are bytes.
+
+This module imports nothing but msgspec and the vocabulary, so that the supervisor may use it before it forks.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import msgspec
+from msgspec import Meta
+
+from kernel.errors import InvalidConfig
+from kernel.ids import NAME_PATTERN
+
+Seconds = Annotated[float, Meta(gt=0, le=31_536_000)]
+Count = Annotated[int, Meta(ge=0, le=1_000_000)]
+Positive = Annotated[int, Meta(ge=1, le=1_000_000)]
+
+SECRETS = frozenset({"mongodb_uri", "redis_url"})
+_CONVENTIONAL = {"mongodb_uri": ("MONGODB_URI", "MONGO_URI"), "redis_url": ("REDIS_URL", "VALKEY_URL")}
+
+
+class Limit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Capacity of one downstream resource, cluster-wide (prm-two-limits). 0 switches one limit off;
+    stopping a resource is its own switch (DECISIONS 11)."""
+
+    max_concurrency: Count = 0
+    max_starts_per_second: Count = 0
+    paused: bool = False
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All settings of one supervisor tree. The defaults are the article's."""
+
+    app: str | None = None
+    data_dir: str = ".kernel"
+    namespace: str = "default"
+
+    mongodb_uri: str | None = None
+    mongodb_database: str = "workflow_kernel"
+    redis_url: str | None = None
+    durability: Literal["full", "normal"] = "full"
+
+    workers: Annotated[int, Meta(ge=0, le=256)] = 2
+    dispatchers: Annotated[int, Meta(ge=0, le=64)] = 1
+    slots: Annotated[int, Meta(ge=1, le=1024)] = 8
+    wave_threads: Annotated[int, Meta(ge=1, le=64)] = 8
+
+    lease_s: Seconds = 30.0
+    renew_s: Seconds | None = None
+    """Period of claim renewal; a third of the lease when not set (clm-renew-third)."""
+    fence_margin_s: Seconds | None = None
+    """No effect starts later than lease − margin after the last renewal; a sixth of the lease when not set."""
+    poll_s: Seconds = 5.0
+    scan_s: Seconds = 30.0
+    scan_page: Positive = 200
+    mismatch_deferral_s: Seconds = 3600.0
+    mismatch_push_s: Seconds = 5.0
+    stale_tries: Positive = 8
+    deaths_max: Count = 3
+    """Deaths without progress after which an instance is parked; 0 = never (DECISIONS 2)."""
+    stuck_grace_s: Seconds = 30.0
+    finalizer_timeout_s: Seconds = 60.0
+    prepare_timeout_s: Seconds = 5.0
+    loop_silence_s: Seconds = 5.0
+
+    lane_weights: tuple[Positive, Positive, Positive, Positive] = (8, 6, 4, 2)
+    lane_burst: Count = 8
+    redis_budget_s: Seconds = 1.0
+
+    input_bytes_max: Positive = 256 * 1024
+    output_bytes_max: Positive = 256 * 1024
+    checkpoint_bytes_max: Positive = 256 * 1024
+    instance_bytes_max: Annotated[int, Meta(ge=1024, le=8 * 1024 * 1024)] = 1024 * 1024
+
+    drain_s: Seconds = 25.0
+    restart_first_s: Seconds = 0.2
+    restart_max_s: Seconds = 30.0
+    restart_give_up: Positive = 5
+    restart_stable_s: Seconds = 10.0
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["auto", "text", "json"] = "auto"
+    log_file: str | None = None
+
+    limits: dict[str, Limit] = {}
+
+    def shown(self, name: str) -> object:
+        """The value of setting `name` for people: secrets are masked."""
+        value = getattr(self, name)
+        return "***" if name in SECRETS and value is not None else value
+
+    @property
+    def renew_period_s(self) -> float:
+        return self.renew_s if self.renew_s is not None else self.lease_s / 3
+
+    @property
+    def fence_s(self) -> float:
+        margin = self.fence_margin_s if self.fence_margin_s is not None else self.lease_s / 6
+        return self.lease_s - margin
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """Where one value came from: `flag`, `env KERNEL_X`, `file PATH` or `default`."""
+
+    text: str
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """A checked configuration and the origin of each of its values."""
+
+    config: Config
+    origins: dict[str, Origin]
+
+
+def load(
+    flags: Mapping[str, object] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    file: str | Path | None = None,
+) -> Loaded:
+    """Read, merge and check all sources. Raises InvalidConfig with one line that names setting and rule.
+
+    `flags` holds only what was given on the command line (None values are ignored). `file` defaults to
+    `kernel.toml` in the working directory when that exists; a file that was asked for must exist.
+    """
+    environ = os.environ if environ is None else environ
+    values: dict[str, Any] = {}
+    origins: dict[str, Origin] = {name: Origin("default") for name in Config.__struct_fields__}
+    for name, raw, origin in (*_from_file(file), *_from_environment(environ), *_from_flags(flags or {})):
+        values[name] = _converted(name, raw, origin)
+        origins[name] = Origin(origin)
+    config = Config(**values)
+    _check_relations(config)
+    return Loaded(config, origins)
+
+
+def _from_file(file: str | Path | None) -> list[tuple[str, object, str]]:
+    path = Path(file) if file is not None else Path("kernel.toml")
+    if file is None and not path.is_file():
+        return []
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidConfig(f"config file {path}: {error.strerror or 'can not be read'}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidConfig(f"config file {path}: {error}") from None
+    return [(_known(name, f"file {path}"), raw, f"file {path}") for name, raw in table.items()]
+
+
+def _from_environment(environ: Mapping[str, str]) -> list[tuple[str, object, str]]:
+    found: list[tuple[str, object, str]] = []
+    for name, variables in _CONVENTIONAL.items():
+        given = [variable for variable in reversed(variables) if environ.get(variable)]
+        found.extend((name, environ[variable], f"env {variable}") for variable in given)
+    for variable, text in sorted(environ.items()):
+        if not variable.startswith("KERNEL_") or variable.startswith("KERNEL_TEST_") or variable == "KERNEL_CONFIG":
+            continue
+        name = _known(variable.removeprefix("KERNEL_").lower(), f"env {variable}")
+        if text.strip():
+            found.append((name, text.strip(), f"env {variable}"))
+    return found
+
+
+def _from_flags(flags: Mapping[str, object]) -> list[tuple[str, object, str]]:
+    return [(_known(name, "flag"), value, "flag") for name, value in flags.items() if value is not None]
+
+
+def _known(name: str, origin: str) -> str:
+    if name in Config.__struct_fields__:
+        return name
+    near = difflib.get_close_matches(name, Config.__struct_fields__, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise InvalidConfig(f"{origin}: there is no setting {name!r}{hint}")
+
+
+def _converted(name: str, raw: object, origin: str) -> Any:
+    wanted = next(f.type for f in msgspec.structs.fields(Config) if f.name == name)
+    if isinstance(raw, str) and wanted is not str:
+        raw = _from_text(raw, wanted)
+    if name == "limits":
+        return _limits(raw, origin)
+    try:
+        return msgspec.convert(raw, wanted, strict=not isinstance(raw, str))
+    except msgspec.ValidationError as error:
+        shown = "***" if name in SECRETS else repr(raw)
+        raise InvalidConfig(f"{name} ({origin}): {error}, got {shown}") from None
+
+
+def _from_text(raw: str, wanted: object) -> object:
+    """Text from the environment: a comma-separated list where the setting is a tuple."""
+    if getattr(wanted, "__origin__", None) is tuple:
+        return [int(part) if part.strip().isdigit() else part for part in raw.split(",")]
+    return raw
+
+
+def _limits(raw: object, origin: str) -> dict[str, Limit]:
+    if not isinstance(raw, Mapping):
+        raise InvalidConfig(f"limits ({origin}): expected a table of resources, got {raw!r}")
+    limits: dict[str, Limit] = {}
+    for resource, entry in raw.items():
+        if NAME_PATTERN.fullmatch(str(resource)) is None:
+            raise InvalidConfig(f"limits.{resource} ({origin}): not a resource name")
+        try:
+            limits[str(resource)] = msgspec.convert(entry, Limit)
+        except msgspec.ValidationError as error:
+            raise InvalidConfig(f"limits.{resource} ({origin}): {error}") from None
+    return limits
+
+
+def _check_relations(config: Config) -> None:
+    if NAME_PATTERN.fullmatch(config.namespace) is None:
+        raise InvalidConfig(f"namespace: {config.namespace!r} is no name: a lower-case letter, then a–z, 0–9, _")
+    if config.renew_period_s * 3 > config.lease_s * 1.0001:
+        raise InvalidConfig(
+            f"renew_s: {config.renew_s:g} s is more than a third of lease_s ({config.lease_s:g} s); "
+            "two renewals must be able to fail before the lease ends"
+        )
+    if not 0 < config.fence_s < config.lease_s or config.fence_s <= config.renew_period_s:
+        raise InvalidConfig("fence_margin_s: lease − margin must lie between the renewal period and the lease")
+    if not config.data_dir.strip() or "\0" in config.data_dir:
+        raise InvalidConfig("data_dir: must name a folder")
+    if config.app is not None and not _is_app_path(config.app):
+        raise InvalidConfig(f"app: {config.app!r} is not of the form package.module:attribute")
+
+
+def _is_app_path(text: str) -> bool:
+    module, colon, attribute = text.partition(":")
+    return bool(colon) and all(part.isidentifier() for part in (*module.split("."), *attribute.split(".")))
+
+
+def setting_choices(name: str) -> tuple[str, ...]:
+    """The closed list of values of a setting, for command-line help; empty when it is open."""
+    wanted = next(f.type for f in msgspec.structs.fields(Config) if f.name == name)
+    return tuple(str(choice) for choice in get_args(wanted)) if getattr(wanted, "__origin__", None) is Literal else ()

@@ -1,0 +1,289 @@
+"""One claim, from its taking to its end: prepare, waves of ready steps, finalizers, release (clm-multi-steps).
+
+A claim ends only when a step asked to wait or to be tried again, nothing is ready, the workflow has ended, the
+worker is stopping, or the right to act is gone (clm-stop-reasons). After every commit what is ready is computed anew
+from the record that the store returned (clm-ready-recompute).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from kernel import transitions
+from kernel.definition import Definition
+from kernel.engine import pausing, readiness
+from kernel.engine.claims import ActiveClaim
+from kernel.engine.commit import settled
+from kernel.engine.ending import Ending
+from kernel.engine.outcomes import Complete, Continue, Decision, GiveUp, Retry, Suspend, decide
+from kernel.engine.services import Services
+from kernel.errors import ClaimLost, KernelError, TooLarge
+from kernel.records import Instance, to_instance
+from kernel.states import FAILING, RUNNING, STEP_PENDING
+from kernel.store.conditional import Transition
+from kernel.transitions import Rest
+
+log = logging.getLogger("kernel.execution")
+
+
+class Execution:
+    """Runs one claim on the calling thread, and the steps of a wave on threads of their own."""
+
+    def __init__(
+        self, services: Services, definition: Definition, claim: ActiveClaim, stopping: Callable[[], bool]
+    ) -> None:
+        self._s = services
+        self._definition = definition
+        self._claim = claim
+        self._stopping = stopping
+        self._depends_on = readiness.dependencies(definition.plan)
+        self._ending = Ending(services, definition, claim)
+        self._give_back = False
+
+    def run(self) -> None:
+        """Advance until the claim ends. Never raises: what goes wrong is recorded, or left to the lease."""
+        try:
+            if self._ending.prepare():
+                while self._advance():
+                    pass
+        except ClaimLost as error:
+            self._s.note("claim.lost", workflow_id=self._claim.held.workflow_id, error=str(error), code=error.code)
+        except KernelError as error:
+            # The store refused or does not answer: the lease decides (clm-uncertain).
+            log.warning("claim of %s given up: %s", self._claim.held.workflow_id, error)
+            self._s.note("claim.lost", workflow_id=self._claim.held.workflow_id, error=str(error), code=error.code)
+        finally:
+            self._s.renewals.drop(self._claim)
+
+    def _advance(self) -> bool:
+        """One decision on the newest record; whether the claim goes on."""
+        instance = self._claim.instance
+        if instance.status == FAILING:
+            return self._ending.failure()
+        if instance.status != RUNNING:
+            return False
+        failed = readiness.first_failed(instance.steps)
+        if failed is not None and failed.error is not None:
+            self._commit(partial(transitions.enter_failing, self._claim.held, error=failed.error))
+            return True
+        if readiness.all_satisfied(instance.steps):
+            return self._ending.success()
+        if self._stopping() or self._give_back:
+            return self._release(instance)
+        now_ms = self._s.store.now_ms()
+        ready = readiness.ready(self._depends_on, instance.steps, now_ms)
+        if not ready:
+            return self._activate_own(instance, now_ms) or self._release(instance)
+        if len(ready) == 1:
+            return self._solo(ready[0])
+        return self._wave(ready)
+
+    # --- one ready step: commits merged where one value can say both ----------------------------------
+
+    def _solo(self, index: int) -> bool:
+        begun = False
+        while True:
+            if not begun:
+                self._begin(index)
+            if self._stopping():
+                return self._unbegin(index)
+            decision, elapsed_ms = self._invoke(index)
+            if isinstance(decision, GiveUp):
+                self._give_up(index, decision, elapsed_ms, failing=True)
+                return self._claim.instance.status in (RUNNING, FAILING)
+            if not isinstance(decision, Complete):
+                return self._pause_solo(index, decision, elapsed_ms)
+            following = self._complete(index, decision, elapsed_ms)
+            if following is None:
+                return self._claim.instance.status == RUNNING
+            index, begun = following, True
+
+    def _complete(self, index: int, decision: Complete, elapsed_ms: int) -> int | None:
+        """Commit a completion; the step that the same write entered, if any."""
+        steps = self._claim.instance.steps
+        after = readiness.projected(steps, index, "completed")
+        finish = self._definition.success_finalizer is None and readiness.all_satisfied(after)
+        following = None
+        if not finish and not self._stopping():
+            following = readiness.only_successor(self._depends_on, steps, index)
+            if following is not None and self._definition.steps[following].resource is not None:
+                following = None
+        committed = self._commit_complete(index, decision, elapsed_ms, following=following, finish=finish)
+        if finish:
+            self._s.note("workflow.completed", workflow_id=committed.workflow_id, revision=committed.revision)
+        elif following is not None:
+            self._noted("step.started", committed, following)
+        return following
+
+    def _commit_complete(
+        self, index: int, decision: Complete, elapsed_ms: int, *, following: int | None, finish: bool
+    ) -> Instance:
+        committed = self._commit(
+            partial(
+                transitions.complete_step,
+                self._claim.held,
+                self._claim.instance,
+                index,
+                output=decision.output,
+                elapsed_ms=elapsed_ms,
+                worker_id=self._s.worker.worker_id,
+                begin_next=following,
+                finish=finish,
+            )
+        )
+        self._noted("step.completed", committed, index)
+        return committed
+
+    def _pause_solo(self, index: int, decision: Suspend | Continue | Retry, elapsed_ms: int) -> bool:
+        """The pause of a step that ran alone ends the claim in the same write (slp-atomic)."""
+        pause = self._pause_of(index, decision)
+        rest = readiness.rest(self._depends_on, pausing.after(self._claim.instance.steps, index, pause))
+        self._s.enqueue([self._commit_pause(index, pause, elapsed_ms, rest)])
+        return False
+
+    def _pause_of(self, index: int, decision: Suspend | Continue | Retry) -> pausing.Pause:
+        name = self._definition.steps[index].name
+        return pausing.pause_of(decision, name, index, now_ms=self._s.store.now_ms(), wait_id=self._s.ids.token())
+
+    def _commit_pause(self, index: int, pause: pausing.Pause, elapsed_ms: int, rest: Rest | None) -> Instance:
+        committed = self._commit(
+            partial(pausing.transition, self._claim.held, index, pause, elapsed_ms=elapsed_ms, rest=rest)
+        )
+        self._noted(pause.event, committed, index)
+        return committed
+
+    # --- several ready steps: each commits by itself --------------------------------------------------
+
+    def _wave(self, ready: list[int]) -> bool:
+        """Run the steps of a wave side by side, wait for all, decide anew (dag-wave-parallel, dag-wave-siblings)."""
+        batch = ready[: self._s.settings.wave_threads]
+        left = len(batch) - 1
+        done = self._s.runner.event()
+        lost: list[KernelError] = []
+        finished: list[int] = []
+
+        def one(index: int) -> None:
+            try:
+                self._one_of_wave(index)
+            except KernelError as error:
+                lost.append(error)
+            finally:
+                finished.append(index)
+                if len(finished) > left:
+                    done.set()
+
+        for index in batch[1:]:
+            self._s.runner.spawn(f"wave-{self._claim.held.workflow_id}", partial(one, index))
+        one(batch[0])
+        done.wait()
+        if lost:
+            raise lost[0]
+        return True
+
+    def _one_of_wave(self, index: int) -> None:
+        self._begin(index)
+        decision, elapsed_ms = self._invoke(index)
+        if isinstance(decision, Complete):
+            self._commit_complete(index, decision, elapsed_ms, following=None, finish=False)
+        elif isinstance(decision, GiveUp):
+            self._give_up(index, decision, elapsed_ms, failing=False)
+        else:
+            # A retry or yield is run by whoever claims next, never by a loop in this thread (stp-retry-durable).
+            self._give_back = self._give_back or isinstance(decision, Retry | Continue)
+            self._commit_pause(index, self._pause_of(index, decision), elapsed_ms, None)
+
+    # --- parts of both ---------------------------------------------------------------------------------
+
+    def _begin(self, index: int) -> None:
+        instance = self._claim.instance
+        worker_id = self._s.worker.worker_id
+        committed = self._commit(
+            partial(transitions.begin_step, self._claim.held, instance, index, worker_id=worker_id)
+        )
+        self._noted("step.started", committed, index, takeovers=committed.steps[index].takeovers)
+
+    def _unbegin(self, index: int) -> bool:
+        """The worker was told to stop between the commit and the entry: no attempt happened."""
+        rest = readiness.rest(
+            self._depends_on, readiness.projected(self._claim.instance.steps, index, STEP_PENDING, due_time=None)
+        )
+        committed = self._commit(partial(transitions.unbegin, self._claim.held, index, rest=rest))
+        self._s.enqueue([committed])
+        return False
+
+    def _invoke(self, index: int) -> tuple[Decision, int]:
+        step = self._definition.steps[index]
+        instance = self._claim.instance
+        record = instance.steps[index]
+
+        outcome = self._s.invoker.invoke_activity(
+            f"step {step.name}",
+            step.activity,
+            self._claim,
+            step.timeout_ms,
+            partial(self._ending.context, instance, index),
+        )
+        # The worker may have lost the claim while the activity ran: nothing it says counts then.
+        self._claim.check()
+        decision = decide(step, record, outcome, self._s.settings, self._s.ids.fraction())
+        if isinstance(decision, Complete) and self._too_large(instance, decision.output):
+            refused = TooLarge(f"output of step {step.name}: the instance would pass its limit of 1 MiB encoded")
+            outcome = type(outcome)(error=refused, elapsed_ms=outcome.elapsed_ms)
+            decision = decide(step, record, outcome, self._s.settings, 0.0)
+        return decision, outcome.elapsed_ms
+
+    def _too_large(self, instance: Instance, output: bytes) -> bool:
+        held = sum(map(len, instance.outputs.values())) + len(instance.input)
+        checkpoints = sum(len(step.checkpoint or b"") for step in instance.steps)
+        return held + checkpoints + len(output) > self._s.settings.instance_bytes_max
+
+    def _give_up(self, index: int, decision: GiveUp, elapsed_ms: int, *, failing: bool) -> None:
+        held, error = self._claim.held, decision.error
+        if decision.verdict == "cancel":
+            build = partial(transitions.finish_canceled, held, index, error=error, elapsed_ms=elapsed_ms)
+        elif decision.verdict == "skip":
+            build = partial(transitions.skip_step, held, index, error=error, elapsed_ms=elapsed_ms)
+        else:
+            build = partial(transitions.fail_step, held, index, error=error, elapsed_ms=elapsed_ms, failing=failing)
+        self._noted(_VERDICTS[decision.verdict], self._commit(build), index, error=error.message)
+
+    def _activate_own(self, instance: Instance, now_ms: int) -> bool:
+        """Another waiting step of this claim has become due: go on with it (DECISIONS detail 1)."""
+        due = readiness.due_waits(instance.steps, now_ms)
+        if not due:
+            return False
+        transition = transitions.activate_own(
+            self._claim.held, instance, due[0], now_ms=now_ms, commit_id=self._s.committer.commit_id()
+        )
+        document = settled(self._s.store, transition)
+        if document is None:
+            # The store's clock is a little behind our estimate of it: release, and come back when it is due.
+            return False
+        self._claim.update(to_instance(document))
+        return True
+
+    def _release(self, instance: Instance) -> bool:
+        rest = readiness.rest(self._depends_on, instance.steps)
+        committed = self._commit(partial(transitions.release, self._claim.held, status=RUNNING, rest=rest))
+        self._s.note("claim.released", workflow_id=committed.workflow_id, status=committed.status)
+        self._s.enqueue([committed])
+        return False
+
+    def _commit(self, build: Callable[..., Transition]) -> Instance:
+        return self._s.committer.commit(self._claim, lambda commit_id: build(commit_id=commit_id))
+
+    def _noted(self, event: str, instance: Instance, index: int, **fields: object) -> None:
+        step = instance.steps[index]
+        self._s.note(
+            event,
+            workflow_id=instance.workflow_id,
+            step=step.name,
+            attempt=step.attempt,
+            revision=instance.revision,
+            **fields,
+        )
+
+
+_VERDICTS = {"cancel": "workflow.canceled", "skip": "step.skipped", "fail": "step.failed"}

@@ -1,0 +1,108 @@
+"""The single entry into business code: every activity, finalizer and prepare hook goes through here (act-single-entry).
+
+On a timeout the invocation's token fires, and then the old attempt is waited for: two attempts of a step never run
+side by side (act-timeout-cancel-wait). Whatever leaves the function — a value, an exception, a panic — is an
+outcome; nothing that an activity does ends the worker (act-panic).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from kernel.cancel import CancelToken
+from kernel.clock import Clock
+from kernel.context import Context
+from kernel.engine.claims import ActiveClaim
+from kernel.engine.event_loop import EventLoop
+from kernel.engine.ports import Runner
+from kernel.errors import ActivityPanic, StepTimeout
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What came of one invocation: a value, or the error that decides; `late` tells what came after the timeout."""
+
+    value: Any = None
+    error: BaseException | None = None
+    elapsed_ms: int = 0
+    late: str | None = None
+
+
+class Invoker:
+    """Calls business code under a claim. `on_stuck` is called when an invocation ignores its timeout (B-40)."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        clock: Clock,
+        loop: EventLoop,
+        *,
+        stuck_grace_ms: int,
+        on_stuck: Callable[[str], None],
+    ) -> None:
+        self._runner = runner
+        self._clock = clock
+        self._loop = loop
+        self._stuck_grace_ms = stuck_grace_ms
+        self._on_stuck = on_stuck
+
+    def invoke_activity(
+        self,
+        what: str,
+        function: Callable[..., Any],
+        claim: ActiveClaim,
+        timeout_ms: int,
+        context: Callable[[CancelToken, Callable[[], int]], Context],
+    ) -> Outcome:
+        """Run `function` with a context of its own; `what` names it in errors. Never raises but for a lost claim."""
+        claim.check()
+        token = CancelToken()
+        started_ms = self._clock.boot_ms()
+        deadline_ms = started_ms + timeout_ms
+        claim.attach(token)
+        timeout = self._runner.call_at(deadline_ms, partial(self._time_out, token))
+        stuck = self._runner.call_at(deadline_ms + self._stuck_grace_ms, partial(self._stuck, what))
+        try:
+            ctx = context(token, lambda: deadline_ms - self._clock.boot_ms())
+            value, error = self._call(function, ctx, token)
+        finally:
+            timeout.cancel()
+            stuck.cancel()
+            claim.detach(token)
+        elapsed_ms = self._clock.boot_ms() - started_ms
+        if token.reason == "timeout":
+            # The error decides, even when the old call has come back with a value (act-timeout-error, B-10).
+            late = f"returned {type(value).__name__}" if error is None else f"{type(error).__name__}: {error}"
+            timed_out = StepTimeout(f"{what} ran longer than {timeout_ms} ms; it ended after {elapsed_ms} ms: {late}")
+            return Outcome(error=timed_out, elapsed_ms=elapsed_ms, late=late)
+        return Outcome(value=value, error=error, elapsed_ms=elapsed_ms)
+
+    def _call(self, function: Callable[..., Any], ctx: Context, token: CancelToken) -> tuple[Any, BaseException | None]:
+        try:
+            value = function(ctx)
+            if inspect.isawaitable(value):
+                value = self._await(value, token)
+        except Exception as error:
+            return None, error
+        except BaseException as error:
+            # SystemExit, KeyboardInterrupt and the like: an activity has no say about this process.
+            panic = ActivityPanic(f"{type(error).__name__}: {error}")
+            panic.__cause__ = error
+            return None, panic
+        return value, None
+
+    def _await(self, awaitable: Awaitable[Any], token: CancelToken) -> Any:
+        call = self._loop.submit(awaitable)
+        token.on_fire(call.cancel)
+        return call.result()
+
+    @staticmethod
+    def _time_out(token: CancelToken) -> None:
+        token.fire("timeout")
+
+    def _stuck(self, what: str) -> None:
+        self._on_stuck(f"{what} went on for {self._stuck_grace_ms} ms after its timeout")

@@ -1,0 +1,59 @@
+"""What the engine needs from outside, besides the store: candidates, threads, time, orders, an eye.
+
+Every thread, task and timer of the engine starts through `Runner`, and everything that can block goes through a
+port, so that a simulator can decide who moves next (DECISIONS detail 22).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from kernel.candidates import Candidate, Popped
+
+
+class ReadyQueue(Protocol):
+    """The disposable index of runnable work. Any call may raise CoordinationUnavailable."""
+
+    def push(self, candidates: Sequence[Candidate], *, wake: bool = True) -> None: ...
+
+    def pop(self, n: int) -> Popped: ...
+
+
+class Event(Protocol):
+    """As threading.Event."""
+
+    def set(self) -> None: ...
+
+    def clear(self) -> None: ...
+
+    def is_set(self) -> bool: ...
+
+    def wait(self, timeout: float | None = None) -> bool: ...
+
+
+class Timer(Protocol):
+    """A pending call; `cancel` makes sure that it will not start any more."""
+
+    def cancel(self) -> None: ...
+
+
+class Runner(Protocol):
+    """Starts everything that runs beside its caller."""
+
+    def spawn(self, name: str, body: Callable[[], None]) -> None:
+        """Run `body` on a thread of its own. It must not raise; what it raises is reported, never lost."""
+        ...
+
+    def event(self) -> Event: ...
+
+    def call_at(self, boot_ms: int, callback: Callable[[], None]) -> Timer:
+        """Call `callback` when the boot clock reaches `boot_ms`. It must be short and take no lock that is held
+        over a port call: step timeouts and the self-fence rest on it."""
+        ...
+
+
+class Observer(Protocol):
+    """The eye beside the path. `note` is called after the fact, never blocks, and what it raises is dropped (S13)."""
+
+    def note(self, event: str, **fields: object) -> None: ...

@@ -1,0 +1,224 @@
+"""Filling free slots with claims: the one function behind every trigger (group 9).
+
+A slot is taken before a candidate, so that a process without room never holds a lease (sch-slot-before-claim). The
+ready queue recommends; when it does not answer, the durable store is asked directly and everything still runs,
+only without priorities (lane-redis-down).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from kernel.candidates import Candidate, Popped
+from kernel.engine.claims import ActiveClaim
+from kernel.engine.execution import Execution
+from kernel.engine.services import Services
+from kernel.engine.takeover import Claimed, Claimer, Mismatch, NotYet, Stale, Suspect
+from kernel.errors import CoordinationRejected, CoordinationUnavailable
+from kernel.records import Instance
+from kernel.store.conditional import AtMost, Missing, OneOf
+from kernel.store.protocol import Query
+from kernel.store.tables import INSTANCES
+from kernel.transitions.claims import SUSPECT_DEATHS
+
+log = logging.getLogger("kernel.scheduler")
+
+_SUSPECT_PUSH_MS = 1_000
+_SEEN_MAX = 4_096
+
+
+class Scheduler:
+    """The slots of one worker process and the passes that fill them."""
+
+    def __init__(self, services: Services, claimer: Claimer, definition_keys: tuple[str, ...]) -> None:
+        self._s = services
+        self._claimer = claimer
+        self._keys = definition_keys
+        self._lock = threading.Lock()
+        self._busy = 0
+        self._alone = False
+        self._stopping = False
+        self._lonely_since_ms: int | None = None
+        self._pushed: dict[str, int] = {}
+        self.wake = services.runner.event()
+        self.queue_failed = False
+        self.scan_failed = False
+        self.claims_taken = 0
+        self.claims_stale = 0
+        self.rebuild: Callable[[], None] = lambda: None
+
+    # --- slots -----------------------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> int:
+        """Slots in use."""
+        return self._busy
+
+    def stop(self) -> None:
+        """Take nothing more; running claims end after their current step (shd-order, shd-claim-stops)."""
+        self._stopping = True
+        self.wake.set()
+
+    def stopping(self) -> bool:
+        return self._stopping
+
+    def _room(self) -> int:
+        """Free slots: none while stopping, and none beside a suspect or while making room for one."""
+        with self._lock:
+            if self._stopping or self._alone:
+                return 0
+            if self._lonely_since_ms is not None and self._busy:
+                waited_ms = self._s.clock.boot_ms() - self._lonely_since_ms
+                if waited_ms >= self._s.settings.scan_ms:
+                    return 0
+            return self._s.settings.slots - self._busy
+
+    # --- the pass ----------------------------------------------------------------------------------------
+
+    def schedule_runnable_workflows(self) -> int | None:
+        """Fill free slots until there is no room, no candidate, or eight candidates in a row were in vain.
+
+        Returns the milliseconds until the queue's next entry is due, None when it knows of none. Raises
+        StoreUnavailable when the durable store does not answer: nothing can be granted then.
+        """
+        tries_left = self._s.settings.stale_tries
+        while (room := self._room()) > 0:
+            popped = self._pop(min(room, tries_left))
+            if popped is None:
+                self._claim_from_store(room)
+                return None
+            if popped.wiped:
+                self.rebuild()
+                if not popped.candidates:
+                    continue
+            if not popped.candidates:
+                if self.scan_failed:
+                    self._claim_from_store(room)
+                return popped.next_in_ms
+            if self._try_all(popped.candidates):
+                tries_left = self._s.settings.stale_tries
+                continue
+            tries_left -= len(popped.candidates)
+            if tries_left <= 0:
+                return None
+        return None
+
+    def _pop(self, n: int) -> Popped | None:
+        try:
+            popped = self._s.queue.pop(n)
+        except (CoordinationUnavailable, CoordinationRejected) as error:
+            if not self.queue_failed:
+                log.warning("the ready queue does not answer, claiming from the store: %s", error)
+            self.queue_failed = True
+            return None
+        self.queue_failed = False
+        return popped
+
+    def _try_all(self, candidates: Sequence[Candidate]) -> int:
+        """Claim what can be claimed and start it; how many."""
+        alone = self._busy == 0 and len(candidates) == 1
+        answers = self._claimer.take_all([c.workflow_id for c in candidates], alone=alone)
+        back: list[Candidate] = []
+        started = 0
+        suspects: list[Suspect] = []
+        for answer in answers:
+            match answer:
+                case Claimed():
+                    self._start(answer)
+                    started += 1
+                case NotYet():
+                    back.append(Candidate(answer.workflow_id, answer.lane, answer.at_ms))
+                case Suspect():
+                    suspects.append(answer)
+                case Mismatch():
+                    back.extend(self._mismatched(answer))
+                case Stale():
+                    self.claims_stale += 1
+        started += self._try_suspects(suspects, back)
+        self._s.enqueue_candidates(back)
+        return started
+
+    def _try_suspects(self, suspects: Sequence[Suspect], back: list[Candidate]) -> int:
+        """A suspect runs only in an otherwise empty worker; a busy one leaves it to others for one scan period,
+        then takes nothing new until it is empty, so that a suspect is never starved (DECISIONS detail 4)."""
+        started = 0
+        for suspect in suspects:
+            if self._busy == 0 and not self._stopping:
+                answer = self._claimer.take_all([suspect.workflow_id], alone=True)[0]
+                self._lonely_since_ms = None
+                if isinstance(answer, Claimed):
+                    self._start(answer)
+                    started += 1
+                continue
+            if self._lonely_since_ms is None:
+                self._lonely_since_ms = self._s.clock.boot_ms()
+            at_ms = self._s.store.now_ms() + _SUSPECT_PUSH_MS
+            back.append(Candidate(suspect.workflow_id, suspect.lane, at_ms))
+        return started
+
+    def _mismatched(self, answer: Mismatch) -> list[Candidate]:
+        """Pushed back once, for a worker that has the version; then left to the dispatchers (DECISIONS 13)."""
+        now_ms = self._s.clock.boot_ms()
+        seen_ms = self._pushed.get(answer.workflow_id)
+        if seen_ms is not None and now_ms - seen_ms < self._s.settings.mismatch_deferral_ms:
+            return []
+        if len(self._pushed) >= _SEEN_MAX:
+            self._pushed.clear()
+        self._pushed[answer.workflow_id] = now_ms
+        at_ms = self._s.store.now_ms() + self._s.settings.mismatch_push_ms
+        self._s.note("claim.mismatch", workflow_id=answer.workflow_id, offered=self._keys)
+        return [Candidate(answer.workflow_id, answer.lane, at_ms)]
+
+    def _claim_from_store(self, room: int) -> int:
+        """Without the queue: due rows of our types straight from the store, in no order of priority."""
+        now_ms = self._s.store.now_ms()
+        query = Query(
+            table=INSTANCES,
+            guards=(OneOf("definition_key", self._keys), AtMost("claimable_time", now_ms), Missing("parked")),
+            order="claimable_time",
+            columns=("workflow_id", "business_priority", "claimable_time"),
+            limit=max(32, 4 * room),
+        )
+        rows = [Candidate(*row) for row in self._s.store.scan(query)]
+        # Shuffled, so that several workers do not fight for the same head of the page (STORE §3).
+        rows.sort(key=lambda _: self._s.ids.fraction())
+        started = 0
+        while rows and (room := self._room()) > 0:
+            batch, rows = rows[:room], rows[room:]
+            started += self._try_all(batch)
+        return started
+
+    # --- running -----------------------------------------------------------------------------------------
+
+    def _start(self, claimed: Claimed) -> None:
+        claim = claimed.claim
+        instance: Instance = claim.instance
+        with self._lock:
+            self._busy += 1
+            if instance.deaths >= SUSPECT_DEATHS:
+                self._alone = True
+        self.claims_taken += 1
+        self._s.renewals.keep(claim)
+        self._s.note(
+            "claim.taken",
+            workflow_id=instance.workflow_id,
+            claim_token=claim.held.claim_token,
+            worker_id=self._s.worker.worker_id,
+            taken_over=claimed.taken_over,
+        )
+        self._s.runner.spawn("slot", partial(self._run, claim))
+
+    def _run(self, claim: ActiveClaim) -> None:
+        try:
+            definition = self._s.app.definition(claim.instance.type)
+            Execution(self._s, definition, claim, self.stopping).run()
+        finally:
+            self._s.renewals.drop(claim)
+            with self._lock:
+                self._busy -= 1
+                if self._busy == 0:
+                    self._alone = False
+            self.wake.set()

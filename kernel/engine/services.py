@@ -1,0 +1,86 @@
+"""What every part of the engine in one process shares. Built by `kernel.runtime`; holds no state of its own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from kernel.app import App
+from kernel.candidates import Candidate
+from kernel.clock import Clock
+from kernel.engine.commit import Committer
+from kernel.engine.invoke import Invoker
+from kernel.engine.lease import Renewals
+from kernel.engine.ports import Observer, ReadyQueue, Runner
+from kernel.engine.settings import Settings
+from kernel.engine.takeover import Worker
+from kernel.errors import CoordinationRejected, CoordinationUnavailable
+from kernel.ids import IdSource
+from kernel.records import Instance
+from kernel.states import LIVE
+from kernel.store.protocol import Store
+
+log = logging.getLogger("kernel.engine")
+
+
+class Services:
+    """The engine's surroundings in one process."""
+
+    def __init__(
+        self,
+        *,
+        app: App,
+        store: Store,
+        queue: ReadyQueue,
+        clock: Clock,
+        ids: IdSource,
+        runner: Runner,
+        committer: Committer,
+        renewals: Renewals,
+        invoker: Invoker,
+        observer: Observer,
+        settings: Settings,
+        worker: Worker,
+        ports: Any = None,
+    ) -> None:
+        self.app = app
+        self.store = store
+        self.queue = queue
+        self.clock = clock
+        self.ids = ids
+        self.runner = runner
+        self.committer = committer
+        self.renewals = renewals
+        self.invoker = invoker
+        self.observer = observer
+        self.settings = settings
+        self.worker = worker
+        self.ports = ports
+
+    def enqueue(self, instances: Sequence[Instance]) -> bool:
+        """Tell the ready queue, best effort: a failure costs time and never a result (sor-enqueue-failure)."""
+        candidates = [
+            Candidate(instance.workflow_id, instance.business_priority, instance.claimable_time)
+            for instance in instances
+            if instance.status in LIVE and instance.claimable_time is not None and instance.parked is None
+        ]
+        return self.enqueue_candidates(candidates)
+
+    def enqueue_candidates(self, candidates: Sequence[Candidate]) -> bool:
+        """As `enqueue`, for candidates at hand; whether the queue took them."""
+        if not candidates:
+            return True
+        try:
+            self.queue.push(candidates)
+        except (CoordinationUnavailable, CoordinationRejected) as error:
+            log.debug("%d candidates could not be queued; the scan will find them: %s", len(candidates), error)
+            return False
+        return True
+
+    def note(self, event: str, **fields: object) -> None:
+        """Tell the observer, after the fact; nothing it does reaches the path (S13)."""
+        try:
+            self.observer.note(event, **fields)
+        except Exception:
+            log.debug("the observer failed on %s", event, exc_info=True)

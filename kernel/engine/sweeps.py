@@ -1,0 +1,275 @@
+"""The net beneath the queue: bounded scans of the durable store that find what hints have lost (sch-scan-30).
+
+Run by dispatchers often and by workers at the scan rate; any number may run at once, because every write carries
+the state that was read. A page that must be left alone never hides the rows behind it: each scan goes on where the
+last one stopped, and wraps (A45).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import msgspec
+
+from kernel import transitions
+from kernel.candidates import Candidate
+from kernel.engine.commit import settled
+from kernel.engine.services import Services
+from kernel.engine.takeover import activate_due, poison_error, poison_reason
+from kernel.errors import CorruptRecord, UnknownVersion
+from kernel.records import Instance, to_instance
+from kernel.states import CLAIMABLE, WAITING
+from kernel.store.conditional import Applied, AtMost, Equals, Exists, Insert, Missing, OneOf, PutNow, Transition
+from kernel.store.protocol import Query
+from kernel.store.tables import DEFINITIONS, INSTANCES
+from kernel.transitions import Held
+from kernel.transitions.claims import SUSPECT_DEATHS
+
+log = logging.getLogger("kernel.sweeps")
+
+_COLUMNS = ("workflow_id", "status", "business_priority", "claimable_time", "claim_token", "definition_key")
+
+
+class Swept(msgspec.Struct):
+    """What one sweep did."""
+
+    queued: int = 0
+    activated: int = 0
+    complete: bool = True
+
+
+class Sweeps:
+    """The recovery passes of one process."""
+
+    def __init__(self, services: Services) -> None:
+        self._s = services
+        self._after: tuple[Any, str] | None = None
+
+    def recover(self) -> Swept:
+        """Queue what is runnable or soon due, and activate due waits; at most `scan_pages` pages, then next time.
+
+        Rows that will become due before the next scan are queued with their time, so that timers stay precise
+        after the queue was emptied. Live claims are left alone; claims whose lease ran out are queued.
+        """
+        swept = Swept()
+        horizon_ms = self._s.store.now_ms() + 2 * self._s.settings.scan_ms
+        for _ in range(self._s.settings.scan_pages):
+            rows = self._s.store.scan(
+                Query(
+                    table=INSTANCES,
+                    guards=(AtMost("claimable_time", horizon_ms), Missing("parked")),
+                    order="claimable_time",
+                    columns=_COLUMNS,
+                    limit=self._s.settings.scan_page,
+                    after=self._after,
+                )
+            )
+            self._queue(rows, swept)
+            if len(rows) < self._s.settings.scan_page:
+                self._after = None
+                return swept
+            self._after = (rows[-1][3], rows[-1][0])
+        swept.complete = False
+        return swept
+
+    def _queue(self, rows: list[tuple[Any, ...]], swept: Swept) -> None:
+        now_ms = self._s.store.now_ms()
+        candidates = []
+        for workflow_id, status, lane, at_ms, token, _key in rows:
+            if status == WAITING and at_ms <= now_ms:
+                swept.activated += self._activate(workflow_id, now_ms)
+            if token is None or at_ms <= now_ms:
+                candidates.append(Candidate(workflow_id, lane, at_ms))
+        if candidates and not self._s.enqueue_candidates(candidates):
+            swept.complete = False
+        swept.queued += len(candidates)
+
+    def _activate(self, workflow_id: str, now_ms: int) -> int:
+        instance = self._read(workflow_id)
+        if instance is None or instance.status != WAITING:
+            return 0
+        return int(activate_due(self._s.store, instance, now_ms, self._s.committer.commit_id()) is not None)
+
+    # --- proof of death --------------------------------------------------------------------------------------
+
+    def release_owner(self, worker_id: str, *, counted: bool) -> list[str]:
+        """Release every claim of a worker whose death is proved (DECISIONS 27); the workflow_ids that are free now.
+
+        `counted` is False when the supervisor ordered the death: it says nothing about the work then.
+        """
+        freed: list[Instance] = []
+        after: tuple[Any, str] | None = None
+        while True:
+            rows = self._s.store.scan(
+                Query(
+                    table=INSTANCES,
+                    guards=(Equals("worker_id", worker_id),),
+                    order="worker_id",
+                    columns=("workflow_id", "claim_token"),
+                    limit=self._s.settings.scan_page,
+                    after=after,
+                )
+            )
+            for workflow_id, token in rows:
+                if token is not None:
+                    freed.extend(self._release(Held(workflow_id, token), worker_id, counted=counted))
+            if len(rows) < self._s.settings.scan_page:
+                break
+            after = (worker_id, rows[-1][0])
+        self._s.enqueue(freed)
+        return [instance.workflow_id for instance in freed]
+
+    def _release(self, held: Held, worker_id: str, *, counted: bool) -> list[Instance]:
+        instance = self._read(held.workflow_id)
+        if instance is None or instance.claim_token != held.claim_token:
+            return []
+        limit = self._s.settings.deaths_max
+        if counted and limit and instance.deaths >= max(limit, SUSPECT_DEATHS + 1) - 1:
+            transition = self._park(instance, held, worker_id)
+        else:
+            transition = transitions.release_dead(
+                held, worker_id=worker_id, counted=counted, deaths_max=limit, commit_id=self._s.committer.commit_id()
+            )
+        document = settled(self._s.store, transition)
+        if document is None:
+            return []
+        self._s.note("claim.released_dead", workflow_id=held.workflow_id, worker_id=worker_id, counted=counted)
+        return [to_instance(document)]
+
+    def _park(self, instance: Instance, held: Held, worker_id: str) -> Transition:
+        reason = poison_reason(instance)
+        definition = self._s.app.definitions.get(instance.type)
+        fails = definition is not None and definition.on_poison == "fail"
+        log.error("%s %s: %s", "failing" if fails else "parking", instance.workflow_id, reason)
+        return transitions.park_dead(
+            held,
+            worker_id=worker_id,
+            deaths_max=self._s.settings.deaths_max,
+            reason=reason,
+            now_ms=self._s.store.now_ms(),
+            fail=poison_error(reason) if fails else None,
+            commit_id=self._s.committer.commit_id(),
+        )
+
+    # --- versions --------------------------------------------------------------------------------------------
+
+    def touch_definitions(self) -> None:
+        """Say that this worker's versions are alive: one row per version, whoever touches it."""
+        for definition in self._s.app.definitions.values():
+            plan = definition.plan
+            seen = Transition(
+                "touch_definition", DEFINITIONS, plan.key, (Exists("definition_key"),), (PutNow("seen_time"),)
+            )
+            if settled_any(self._s, seen):
+                continue
+            document = {
+                "v": 1,
+                "definition_key": plan.key,
+                "type": plan.type,
+                "fingerprint": plan.fingerprint,
+                "seen_time": self._s.store.now_ms(),
+            }
+            self._s.store.insert(Insert("first_definition", DEFINITIONS, plan.key, document))
+
+    def live_definitions(self) -> frozenset[str]:
+        """The versions that some worker has touched within three scan periods."""
+        since_ms = self._s.store.now_ms() - 3 * self._s.settings.scan_ms
+        rows = self._s.store.scan(
+            Query(DEFINITIONS, (), "seen_time", ("definition_key",), limit=10_000, after=(since_ms, ""))
+        )
+        return frozenset(row[0] for row in rows)
+
+    def defer_and_release(self) -> tuple[int, int]:
+        """Push rows that no live worker can run away for an hour, and bring back those that one can (DECISIONS 13)."""
+        live = self.live_definitions()
+        return self._defer(live), self._undefer(live)
+
+    def _defer(self, live: frozenset[str]) -> int:
+        now_ms = self._s.store.now_ms()
+        deferred = 0
+        after: tuple[Any, str] | None = None
+        for _ in range(self._s.settings.scan_pages):
+            rows = self._s.store.scan(
+                Query(
+                    table=INSTANCES,
+                    guards=(
+                        OneOf("status", CLAIMABLE),
+                        AtMost("claimable_time", now_ms),
+                        Missing("claim_token"),
+                        Missing("parked"),
+                    ),
+                    order="claimable_time",
+                    columns=("workflow_id", "claimable_time", "definition_key"),
+                    limit=self._s.settings.scan_page,
+                    after=after,
+                )
+            )
+            for workflow_id, _, key in rows:
+                if key not in live:
+                    deferred += self._defer_one(workflow_id, live, now_ms)
+            if len(rows) < self._s.settings.scan_page:
+                break
+            after = (rows[-1][1], rows[-1][0])
+        return deferred
+
+    def _defer_one(self, workflow_id: str, live: frozenset[str], now_ms: int) -> int:
+        instance = self._read(workflow_id)
+        if instance is None or instance.definition_key in live:
+            return 0
+        offered = tuple(sorted(key.partition("@")[2] for key in live if key.startswith(f"{instance.type}@")))
+        transition = transitions.defer_for_fingerprint(
+            instance,
+            offered=offered,
+            delay_ms=self._s.settings.mismatch_deferral_ms,
+            now_ms=now_ms,
+            commit_id=self._s.committer.commit_id(),
+        )
+        if settled(self._s.store, transition) is None:
+            return 0
+        log.warning(
+            "no live worker runs %s with fingerprint %s (offered: %s): %s deferred",
+            instance.type,
+            instance.definition_fingerprint,
+            ", ".join(offered) or "none",
+            workflow_id,
+        )
+        self._s.note("claim.deferred", workflow_id=workflow_id, stored=instance.definition_fingerprint, offered=offered)
+        return 1
+
+    def _undefer(self, live: frozenset[str]) -> int:
+        released = 0
+        for key in sorted(live):
+            rows = self._s.store.scan(
+                Query(
+                    table=INSTANCES,
+                    guards=(Equals("definition_key", key), Exists("deferred")),
+                    order="definition_key",
+                    columns=("workflow_id",),
+                    limit=self._s.settings.scan_page,
+                )
+            )
+            for (workflow_id,) in rows:
+                transition = transitions.release_deferred(
+                    workflow_id, definition_key=key, commit_id=self._s.committer.commit_id()
+                )
+                document = settled(self._s.store, transition)
+                if document is not None:
+                    released += 1
+                    self._s.enqueue([to_instance(document)])
+        return released
+
+    def _read(self, workflow_id: str) -> Instance | None:
+        document = self._s.store.get(INSTANCES, workflow_id)
+        if document is None:
+            return None
+        try:
+            return to_instance(document)
+        except (CorruptRecord, UnknownVersion) as error:
+            log.error("a row does not decode and is left alone: %s", error)
+            return None
+
+
+def settled_any(services: Services, transition: Transition) -> bool:
+    """Apply a transition of another table than the instances; whether it hit."""
+    return isinstance(services.store.apply(transition), Applied)

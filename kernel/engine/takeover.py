@@ -1,0 +1,273 @@
+"""From a candidate to a claim: one conditional write, and a reading of the row only when that write missed (group 10).
+
+The answer is one of a closed set (DECISIONS detail 6). Only `Stale` drops the candidate; everything else either
+holds a claim or says when the candidate is worth another try.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import msgspec
+
+from kernel import transitions
+from kernel.clock import Clock
+from kernel.engine.claims import ActiveClaim
+from kernel.engine.commit import COMMIT_ID_DIGITS, settled
+from kernel.engine.readiness import due_waits
+from kernel.engine.settings import Settings
+from kernel.errors import CorruptRecord, OutcomeUnknown, StoreUnavailable, UnknownVersion
+from kernel.ids import IdSource
+from kernel.records import Document, ErrorRecord, Instance, to_instance
+from kernel.states import CLAIMABLE, WAITING
+from kernel.store.conditional import Answer, Applied, Transition
+from kernel.store.protocol import Store
+from kernel.store.tables import INSTANCES
+from kernel.transitions import Held
+from kernel.transitions.claims import SUSPECT_DEATHS
+
+log = logging.getLogger("kernel.claim")
+
+
+class Claimed(msgspec.Struct, frozen=True):
+    """The right to execute is ours. `taken_over` when it bore the token of a holder whose lease ran out."""
+
+    claim: ActiveClaim
+    taken_over: bool = False
+
+
+class NotYet(msgspec.Struct, frozen=True):
+    """Worth another try at `at_ms` (the store's clock), in the lane of its stored priority."""
+
+    workflow_id: str
+    lane: int
+    at_ms: int
+
+
+class Suspect(msgspec.Struct, frozen=True):
+    """Killed its worker before; may be claimed only by a worker that holds nothing else (DECISIONS detail 4)."""
+
+    workflow_id: str
+    lane: int
+
+
+class Mismatch(msgspec.Struct, frozen=True):
+    """This worker does not have that version of the Definition; another may (DECISIONS 13)."""
+
+    workflow_id: str
+    lane: int
+
+
+class Stale(msgspec.Struct, frozen=True):
+    """Nothing to claim here: unknown, ended, parked, held by a live worker, or waiting for a signal only."""
+
+    workflow_id: str
+    reason: str
+
+
+ClaimAnswer = Claimed | NotYet | Suspect | Mismatch | Stale
+
+
+class Worker(msgspec.Struct, frozen=True):
+    """Who claims: the owner's random id, and its name for people (`host/pid/slot`)."""
+
+    worker_id: str
+    name: str
+
+
+class Claimer:
+    """Takes claims for one worker process."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        ids: IdSource,
+        settings: Settings,
+        worker: Worker,
+        definition_keys: tuple[str, ...],
+        poison_fails: frozenset[str] = frozenset(),
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._ids = ids
+        self._settings = settings
+        self._worker = worker
+        self._keys = definition_keys
+        self._poison_fails = poison_fails
+
+    def take_all(self, workflow_ids: Sequence[str], *, alone: bool) -> list[ClaimAnswer]:
+        """Try each candidate once. `alone` when this worker holds nothing and offers exactly one candidate.
+
+        Raises StoreUnavailable when the store does not answer at all; then nothing is known to be claimed.
+        """
+        sent_at_ms = self._clock.boot_ms()
+        first = [self._claim(workflow_id) for workflow_id in workflow_ids]
+        try:
+            answers: list[Answer | None] = list(self._store.apply_all(first))
+        except OutcomeUnknown:
+            answers = [None] * len(first)
+        return [
+            self._resolve(transition, answer, sent_at_ms, alone=alone)
+            for transition, answer in zip(first, answers, strict=True)
+        ]
+
+    def _claim(self, workflow_id: str) -> Transition:
+        return transitions.claim(
+            Held(workflow_id, self._ids.token()),
+            worker_id=self._worker.worker_id,
+            worker=self._worker.name,
+            lease_ms=self._settings.lease_ms,
+            definition_keys=self._keys,
+            commit_id=self._commit_id(),
+        )
+
+    def _resolve(self, tried: Transition, answer: Answer | None, sent_at_ms: int, *, alone: bool) -> ClaimAnswer:
+        if isinstance(answer, Applied):
+            return self._claimed(answer.document, sent_at_ms)
+        document = self._store.get(INSTANCES, tried.key)
+        if document is None:
+            return Stale(tried.key, "unknown")
+        if answer is None and tried.commit_id in document.get("commit_ids", ()):
+            return self._claimed(document, sent_at_ms)
+        return self._read(document, alone=alone)
+
+    def _claimed(self, document: Document, sent_at_ms: int, *, taken_over: bool = False) -> ClaimAnswer:
+        try:
+            instance = to_instance(document)
+        except (CorruptRecord, UnknownVersion) as error:
+            # Claimed and unreadable: the lease keeps everybody off it until an operator has looked.
+            log.error("a claimed row does not decode and is left alone: %s", error)
+            return Stale(str(document.get("workflow_id")), "corrupt")
+        held = Held(instance.workflow_id, str(instance.claim_token))
+        fence_ms = self._settings.fence_ms
+        claim = ActiveClaim(held, instance, self._clock, sent_at_ms=sent_at_ms, fence_ms=fence_ms)
+        return Claimed(claim, taken_over)
+
+    def _read(self, document: Document, *, alone: bool) -> ClaimAnswer:
+        """Why the claim missed, from the row; takes it over or activates it where that is due."""
+        key = str(document.get("workflow_id"))
+        try:
+            instance = to_instance(document)
+        except (CorruptRecord, UnknownVersion) as error:
+            log.error("a row does not decode and is left alone: %s", error)
+            return Stale(key, "corrupt")
+        now_ms = self._store.now_ms()
+        lane, at_ms = instance.business_priority, instance.claimable_time
+        if instance.parked is not None:
+            return Stale(key, "parked")
+        if instance.status == WAITING:
+            return self._waiting(instance, now_ms, alone=alone)
+        if instance.status not in CLAIMABLE:
+            return Stale(key, instance.status)
+        if instance.definition_key not in self._keys:
+            return Mismatch(key, lane)
+        if at_ms is None:
+            return Stale(key, "not scheduled")
+        if at_ms > now_ms:
+            # A live claim: its holder pushes the id when it ends, and the scan finds it when the lease runs out.
+            return Stale(key, "held") if instance.claim_token is not None else NotYet(key, lane, at_ms)
+        return self._due(instance, now_ms, alone=alone)
+
+    def _waiting(self, instance: Instance, now_ms: int, *, alone: bool) -> ClaimAnswer:
+        if instance.claimable_time is None:
+            return Stale(instance.workflow_id, "waits for a signal")
+        if instance.claimable_time > now_ms:
+            return NotYet(instance.workflow_id, instance.business_priority, instance.claimable_time)
+        if instance.definition_key not in self._keys:
+            return Mismatch(instance.workflow_id, instance.business_priority)
+        if activate_due(self._store, instance, now_ms, self._commit_id()) is None:
+            return Stale(instance.workflow_id, "activated by another")
+        return self.take_all([instance.workflow_id], alone=alone)[0]
+
+    def _due(self, instance: Instance, now_ms: int, *, alone: bool) -> ClaimAnswer:
+        suspect = Suspect(instance.workflow_id, instance.business_priority)
+        deaths, limit = instance.deaths, self._settings.deaths_max
+        if instance.claim_token is None:
+            if deaths < SUSPECT_DEATHS:
+                return Stale(instance.workflow_id, "claimed by another")
+            return self._send(self._alone(instance.workflow_id)) if alone else suspect
+        if limit and deaths >= max(limit, SUSPECT_DEATHS + 1) - 1:
+            return self._park(instance, now_ms)
+        if deaths + 1 >= SUSPECT_DEATHS and not alone:
+            return suspect
+        return self._send(self._take_over(instance, alone=alone), taken_over=True)
+
+    def _send(self, transition: Transition, *, taken_over: bool = False) -> ClaimAnswer:
+        sent_at_ms = self._clock.boot_ms()
+        document = settled(self._store, transition)
+        if document is None:
+            return Stale(transition.key, "claimed by another")
+        return self._claimed(document, sent_at_ms, taken_over=taken_over)
+
+    def _alone(self, workflow_id: str) -> Transition:
+        return transitions.claim_alone(
+            Held(workflow_id, self._ids.token()),
+            worker_id=self._worker.worker_id,
+            worker=self._worker.name,
+            lease_ms=self._settings.lease_ms,
+            definition_keys=self._keys,
+            commit_id=self._commit_id(),
+        )
+
+    def _take_over(self, instance: Instance, *, alone: bool) -> Transition:
+        return transitions.take_over(
+            Held(instance.workflow_id, self._ids.token()),
+            dead_token=str(instance.claim_token),
+            worker_id=self._worker.worker_id,
+            worker=self._worker.name,
+            lease_ms=self._settings.lease_ms,
+            definition_keys=self._keys,
+            alone=alone,
+            commit_id=self._commit_id(),
+        )
+
+    def _park(self, instance: Instance, now_ms: int) -> ClaimAnswer:
+        reason = poison_reason(instance)
+        error = poison_error(reason) if instance.type in self._poison_fails else None
+        transition = transitions.park(
+            instance.workflow_id,
+            dead_token=str(instance.claim_token),
+            deaths_max=self._settings.deaths_max,
+            reason=reason,
+            now_ms=now_ms,
+            fail=error,
+            commit_id=self._commit_id(),
+        )
+        if settled(self._store, transition) is not None:
+            log.error("parked %s: %s", instance.workflow_id, reason)
+        if error is not None:
+            return NotYet(instance.workflow_id, instance.business_priority, now_ms)
+        return Stale(instance.workflow_id, "parked")
+
+    def _commit_id(self) -> str:
+        return self._ids.token()[:COMMIT_ID_DIGITS]
+
+
+def activate_due(store: Store, instance: Instance, now_ms: int, commit_id: str) -> Document | None:
+    """Activate the first due wait of a waiting instance: the row after it, or None when another was faster."""
+    due = due_waits(instance.steps, now_ms)
+    if not due:
+        return None
+    first = min(due, key=lambda k: _poll_time(instance, k))
+    try:
+        return settled(store, transitions.activate_timer(instance, first, now_ms=now_ms, commit_id=commit_id))
+    except StoreUnavailable:
+        return None
+
+
+def _poll_time(instance: Instance, index: int) -> int:
+    wait = instance.steps[index].wait
+    return 0 if wait is None or wait.poll_time is None else wait.poll_time
+
+
+def poison_reason(instance: Instance) -> str:
+    """The reason that a parked instance shows: which step was being executed, and how many workers died on it."""
+    running = [step.name for step in instance.steps if step.status == "running"]
+    at = f"in step {', '.join(running)}" if running else f"while {instance.status}"
+    return f"{instance.deaths + 1} workers died {at} without progress; the last one ran nothing else"
+
+
+def poison_error(reason: str) -> ErrorRecord:
+    return ErrorRecord(code="parked", type="Parked", message=reason, kind="panic")

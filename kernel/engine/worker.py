@@ -1,0 +1,183 @@
+"""A worker process from inside: the scheduling loop, the sweeps at the scan rate, and an orderly end (groups 9, 28)."""
+
+from __future__ import annotations
+
+import logging
+
+from kernel.engine.event_loop import EventLoop
+from kernel.engine.scheduler import Scheduler
+from kernel.engine.services import Services
+from kernel.engine.sweeps import Sweeps
+from kernel.errors import KernelError
+
+log = logging.getLogger("kernel.worker")
+
+_STORE_RETRY_MS = 1_000
+
+
+class WorkerLoop:
+    """Runs on a thread of its own; the process's main thread only listens for orders."""
+
+    def __init__(self, services: Services, scheduler: Scheduler, sweeps: Sweeps, loop: EventLoop) -> None:
+        self._s = services
+        self._scheduler = scheduler
+        self._sweeps = sweeps
+        self._event_loop = loop
+        self._next_scan_ms = 0
+        self._moved_ms = services.clock.boot_ms()
+        self._scanned_ms = services.clock.boot_ms()
+        self.done = services.runner.event()
+        self.store_failed = False
+        scheduler.rebuild = self._rebuild
+
+    def start(self) -> None:
+        """Start the loop and the renewal of claims."""
+        self._s.runner.spawn("renewals", self._s.renewals.run)
+        self._s.runner.spawn("scheduler", self.run)
+
+    def run(self) -> None:
+        """Fill slots, sleep until something is due or somebody calls, sweep at the scan rate; until stopped.
+
+        The event is cleared before the pass: a wakeup that comes during the pass is not slept through.
+        """
+        while not self._scheduler.stopping():
+            self._scheduler.wake.clear()
+            wait_ms = self.pass_once()
+            self._scheduler.wake.wait(wait_ms / 1000)
+        while self._scheduler.busy:
+            self._scheduler.wake.clear()
+            if self._scheduler.busy:
+                self._scheduler.wake.wait(0.2)
+        self._s.renewals.stop()
+        self._event_loop.close()
+        self.done.set()
+
+    def pass_once(self) -> int:
+        """One turn: sweeps when their time has come, then slots; how many milliseconds nothing needs doing."""
+        self._moved_ms = self._s.clock.boot_ms()
+        try:
+            self._sweep_when_due()
+            next_in_ms = self._scheduler.schedule_runnable_workflows()
+            self.store_failed = False
+        except KernelError as error:
+            # The durable store is away: nothing can be granted. Said once, tried again every second (L4).
+            if not self.store_failed:
+                log.warning("nothing can be claimed: %s", error)
+            self.store_failed = True
+            return _STORE_RETRY_MS
+        except Exception:
+            log.exception("a scheduling pass failed")
+            return _STORE_RETRY_MS
+        until_scan_ms = max(0, self._next_scan_ms - self._s.clock.boot_ms())
+        sleep_ms = min(self._s.settings.poll_ms, until_scan_ms)
+        return sleep_ms if next_in_ms is None else min(sleep_ms, next_in_ms + 1)
+
+    def drain(self) -> None:
+        """Take nothing new; running steps end, commit and release their claims (shd-order)."""
+        self._scheduler.stop()
+
+    def release_owner(self, worker_id: str, *, counted: bool) -> list[str]:
+        """A dead worker's claims, in a tree without dispatchers (DECISIONS detail 18)."""
+        return self._sweeps.release_owner(worker_id, counted=counted)
+
+    def status(self) -> dict[str, object]:
+        """What `kernel-supervisor status` shows of this process."""
+        now_ms = self._s.clock.boot_ms()
+        return {
+            "loops": {
+                "scheduler": (now_ms - self._moved_ms) / 1000,
+                "scan": (now_ms - self._scanned_ms) / 1000,
+            },
+            "claims": len(self._s.renewals.held()),
+            "slots_busy": self._scheduler.busy,
+            "counters": {
+                "claims_taken": self._scheduler.claims_taken,
+                "claims_stale": self._scheduler.claims_stale,
+                "commits": self._s.committer.commits,
+            },
+            "store": "down" if self.store_failed else "up",
+            "redis": "down" if self._scheduler.queue_failed else "up",
+        }
+
+    def _sweep_when_due(self) -> None:
+        now_ms = self._s.clock.boot_ms()
+        if now_ms < self._next_scan_ms:
+            return
+        # Jittered, so that the workers of a tree do not scan in step.
+        self._next_scan_ms = now_ms + round(self._s.settings.scan_ms * (0.8 + 0.2 * self._s.ids.fraction()))
+        self._sweeps.touch_definitions()
+        swept = self._sweeps.recover()
+        self._scheduler.scan_failed = not swept.complete
+        self._scanned_ms = self._s.clock.boot_ms()
+
+    def _rebuild(self) -> None:
+        """The queue was wiped: fill it from the store at once, and look again after the pass (DECISIONS detail 20)."""
+        swept = self._sweeps.recover()
+        log.info("the ready queue was empty of memory: %d candidates queued again", swept.queued)
+
+
+class DispatcherLoop:
+    """A dispatcher process from inside: the sweeps, more often, and the releases that a proof of death allows."""
+
+    def __init__(self, services: Services, sweeps: Sweeps) -> None:
+        self._s = services
+        self._sweeps = sweeps
+        self._stop = services.runner.event()
+        self._moved_ms = services.clock.boot_ms()
+        self._next_versions_ms = services.clock.boot_ms() + 3 * services.settings.scan_ms
+        self.done = services.runner.event()
+        self.store_failed = False
+        self.counters = {"queued": 0, "activated": 0, "released": 0, "deferred": 0, "commits": 0}
+
+    def start(self) -> None:
+        self._s.runner.spawn("dispatcher", self.run)
+
+    def run(self) -> None:
+        """Sweep every poll interval until stopped."""
+        while not self._stop.is_set():
+            self.pass_once()
+            self._stop.wait(self._s.settings.poll_ms / 1000)
+        self.done.set()
+
+    def drain(self) -> None:
+        self._stop.set()
+
+    def pass_once(self) -> None:
+        """One bounded turn of all sweeps."""
+        self._moved_ms = self._s.clock.boot_ms()
+        try:
+            swept = self._sweeps.recover()
+            self.counters["queued"] += swept.queued
+            self.counters["activated"] += swept.activated
+            self._versions_when_due()
+            self.store_failed = False
+        except KernelError as error:
+            if not self.store_failed:
+                log.warning("the sweeps wait for the store: %s", error)
+            self.store_failed = True
+        except Exception:
+            log.exception("a sweep failed")
+
+    def _versions_when_due(self) -> None:
+        """Deferral waits three scan periods after the start: before that, silence proves nothing about workers."""
+        now_ms = self._s.clock.boot_ms()
+        if now_ms < self._next_versions_ms:
+            return
+        self._next_versions_ms = now_ms + self._s.settings.scan_ms
+        deferred, _released = self._sweeps.defer_and_release()
+        self.counters["deferred"] += deferred
+
+    def release_owner(self, worker_id: str, *, counted: bool) -> list[str]:
+        """Release the claims of a worker whose death is proved; the workflow_ids that are free now (DECISIONS 27)."""
+        freed = self._sweeps.release_owner(worker_id, counted=counted)
+        self.counters["released"] += len(freed)
+        return freed
+
+    def status(self) -> dict[str, object]:
+        now_ms = self._s.clock.boot_ms()
+        return {
+            "loops": {"sweeps": (now_ms - self._moved_ms) / 1000},
+            "claims": 0,
+            "counters": dict(self.counters),
+            "store": "down" if self.store_failed else "up",
+        }

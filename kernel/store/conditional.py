@@ -1,0 +1,228 @@
+"""The write vocabulary: a durable change is a value, (table, key, guards, changes), in a small closed language.
+
+Three interpreters run the same values and give the same answers: `memory` (the reference), `sqlite` and
+`mongo`. The meaning of each word is fixed here and follows what MongoDB can do in one conditional update:
+
+- a guard on an absent field fails, except `Missing` and `Differs`;
+- `AtMost` and `AtLeast` compare numbers with numbers only; `Due` means present, a time, and ≤ the store's now
+  (DECISIONS detail 10): an absent or malformed time is never due;
+- `PutNow` and `PutNowPlus` are evaluated by the store on its own clock (ARCHITECTURE §4). `PutNowPlus` works on
+  top-level fields only and never together with a change inside `steps`, because MongoDB needs a pipeline for
+  it, and in a pipeline a number in a path is a field name;
+- two changes never touch the same field or one inside the other.
+
+A path is `field`, `field.part`, `steps.<i>`, `steps.<i>.<field>` or `steps.<i>.<field>.<part>`. Names come from
+the code or are checked names (kernel.ids); user data is never a path.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import msgspec
+
+from kernel.errors import InvalidTransition
+from kernel.records import Document
+
+Path: TypeAlias = tuple[str | int, ...]
+
+_PATH = re.compile(r"steps\.(0|[1-9][0-9]{0,3})(\.[a-z][a-z0-9_]*){0,2}|[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]{0,63})?")
+
+
+class _Word(msgspec.Struct, frozen=True):
+    field: str
+
+
+class Equals(_Word, frozen=True):
+    """The field is present and equals `value`."""
+
+    value: Any
+
+
+class Differs(_Word, frozen=True):
+    """The field is absent or does not equal `value`."""
+
+    value: Any
+
+
+class OneOf(_Word, frozen=True):
+    """The field is present and equals one of `values`."""
+
+    values: tuple[Any, ...]
+
+
+class AtMost(_Word, frozen=True):
+    """The field is a number ≤ `value`."""
+
+    value: int
+
+
+class AtLeast(_Word, frozen=True):
+    """The field is a number ≥ `value`."""
+
+    value: int
+
+
+class Exists(_Word, frozen=True):
+    """The field is present."""
+
+
+class Missing(_Word, frozen=True):
+    """The field is absent."""
+
+
+class Due(_Word, frozen=True):
+    """The field is a time that the store's clock has reached."""
+
+
+class Put(_Word, frozen=True):
+    """Set the field."""
+
+    value: Any
+
+
+class Clear(_Word, frozen=True):
+    """Make the field absent."""
+
+
+class Add(_Word, frozen=True):
+    """Add `value` to a number; an absent field counts as 0."""
+
+    value: int
+
+
+class RaiseTo(_Word, frozen=True):
+    """The larger of the field and `value`; an absent field becomes `value`."""
+
+    value: int
+
+
+class LowerTo(_Word, frozen=True):
+    """The smaller of the field and `value`; an absent field becomes `value`."""
+
+    value: int
+
+
+class PutNow(_Word, frozen=True):
+    """Set the field to the store's now."""
+
+
+class PutNowPlus(_Word, frozen=True):
+    """Set a top-level field to the store's now plus `ms` milliseconds."""
+
+    ms: int
+
+
+class Append(_Word, frozen=True):
+    """Append to a list that keeps its last `keep` items; an absent field counts as an empty list."""
+
+    value: Any
+    keep: int
+
+
+Guard: TypeAlias = Equals | Differs | OneOf | AtMost | AtLeast | Exists | Missing | Due
+Change: TypeAlias = Put | Clear | Add | RaiseTo | LowerTo | PutNow | PutNowPlus | Append
+
+GUARDS = (Equals, Differs, OneOf, AtMost, AtLeast, Exists, Missing, Due)
+CHANGES = (Put, Clear, Add, RaiseTo, LowerTo, PutNow, PutNowPlus, Append)
+
+
+class Transition(msgspec.Struct, frozen=True):
+    """One conditional write on one row. `commit_id` is set when the row keeps it, so that a writer that lost
+    the answer can see whether its own write landed (DECISIONS detail 3)."""
+
+    name: str
+    table: str
+    key: str
+    guards: tuple[Guard, ...]
+    changes: tuple[Change, ...]
+    commit_id: str | None = None
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+class Insert(msgspec.Struct, frozen=True):
+    """A new row. A row with the same key or the same unique field makes it a `Duplicate`, a normal answer."""
+
+    name: str
+    table: str
+    key: str
+    document: Document
+
+
+class Applied(msgspec.Struct, frozen=True):
+    """The transition hit; `document` is the row after it."""
+
+    document: Document
+
+
+class Missed(msgspec.Struct, frozen=True):
+    """The guards did not hold, or there is no such row. Nothing was changed."""
+
+
+class Inserted(msgspec.Struct, frozen=True):
+    """The row is new; `document` is what was stored."""
+
+    document: Document
+
+
+class Duplicate(msgspec.Struct, frozen=True):
+    """Another row has the same key or unique field; nothing was changed (sor-unique-race)."""
+
+    field: str
+
+
+MISSED = Missed()
+
+Answer: TypeAlias = Applied | Missed
+InsertAnswer: TypeAlias = Inserted | Duplicate
+
+
+@lru_cache(maxsize=4096)
+def parse(field: str) -> Path:
+    """The parts of a path, array positions as numbers. Raises InvalidTransition for anything else."""
+    if _PATH.fullmatch(field) is None:
+        raise InvalidTransition(f"path {field!r} is not in the vocabulary")
+    parts = field.split(".")
+    if parts[0] == "steps" and len(parts) > 1:
+        return ("steps", int(parts[1]), *parts[2:])
+    return tuple(parts)
+
+
+def check(transition: Transition) -> None:
+    """Refuse what one of the interpreters could not run exactly. Each shape of transition is checked once."""
+    shape = tuple((type(change), change.field) for change in transition.changes)
+    _check_guards(tuple((type(guard), guard.field) for guard in transition.guards))
+    _check_changes(shape)
+
+
+@lru_cache(maxsize=4096)
+def _check_guards(shape: tuple[tuple[type, str], ...]) -> None:
+    for kind, field in shape:
+        if kind not in GUARDS:
+            raise InvalidTransition(f"{kind.__name__} is no guard")
+        parse(field)
+
+
+@lru_cache(maxsize=4096)
+def _check_changes(shape: tuple[tuple[type, str], ...]) -> None:
+    if not shape:
+        raise InvalidTransition("a transition without a change")
+    paths = []
+    for kind, field in shape:
+        if kind not in CHANGES:
+            raise InvalidTransition(f"{kind.__name__} is no change")
+        paths.append(parse(field))
+    for a, path in enumerate(paths):
+        for other in paths[a + 1 :]:
+            shorter = min(len(path), len(other))
+            if path[:shorter] == other[:shorter]:
+                raise InvalidTransition(f"two changes touch {shape[a][1]!r} and {'.'.join(map(str, other))!r}")
+    if any(kind is PutNowPlus for kind, _ in shape):
+        if any(kind is PutNowPlus and len(parse(field)) > 1 for kind, field in shape):
+            raise InvalidTransition("now + n works on top-level fields only")
+        if any(path[0] == "steps" for path in paths):
+            raise InvalidTransition("now + n can not be combined with a change under steps: give an absolute time")

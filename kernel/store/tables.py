@@ -1,0 +1,80 @@
+"""The tables of the durable store, as data: keys, unique fields and indexed columns for all interpreters.
+
+A scan may ask only for columns that are declared here, so that every query has an index and no interpreter
+has to decode a whole row to answer one (MEASURED §4). A new table is a new entry; nothing else changes.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Index(msgspec.Struct, frozen=True):
+    """An index over `columns`; `present` limits it to rows where that column exists (a partial index)."""
+
+    name: str
+    columns: tuple[str, ...]
+    present: str | None = None
+    unique: bool = False
+
+
+class Table(msgspec.Struct, frozen=True):
+    """One table: documents under a permanent unique `key`, with `columns` that guards of a scan may name."""
+
+    name: str
+    key: str
+    columns: tuple[str, ...]
+    indexes: tuple[Index, ...]
+
+    @property
+    def unique(self) -> tuple[Index, ...]:
+        """The unique indexes beside the key."""
+        return tuple(index for index in self.indexes if index.unique)
+
+
+INSTANCES = "workflow_instances"
+DEFINITIONS = "workflow_definitions"
+"""One row per version of a Definition that a worker has registered, with the last time that one was seen alive."""
+
+TABLES: dict[str, Table] = {
+    table.name: table
+    for table in (
+        Table(
+            name=INSTANCES,
+            key="workflow_id",
+            columns=(
+                "workflow_id",
+                "biz_key",
+                "type",
+                "status",
+                "definition_key",
+                "business_priority",
+                "claimable_time",
+                "created_time",
+                "finish_time",
+                "worker_id",
+                "claim_token",
+                "deaths",
+                "parked",
+                "deferred",
+            ),
+            indexes=(
+                # Permanent and not partial: one biz_key is one instance for ever (id-biz-key).
+                Index("instances_biz_key", ("biz_key",), unique=True),
+                # The due scan and the claim fallback; rows that wait for nothing timed are not in it.
+                Index("instances_due", ("claimable_time", "workflow_id"), present="claimable_time"),
+                # Release by proof of death: all claims of one worker.
+                Index("instances_worker", ("worker_id", "workflow_id"), present="worker_id"),
+                # Rows that no live worker can run, and rows that were put aside.
+                Index("instances_deferred", ("definition_key", "workflow_id"), present="deferred"),
+                Index("instances_parked", ("created_time", "workflow_id"), present="parked"),
+            ),
+        ),
+        Table(
+            name=DEFINITIONS,
+            key="definition_key",
+            columns=("definition_key", "type", "seen_time"),
+            indexes=(Index("definitions_seen", ("seen_time", "definition_key"), present="seen_time"),),
+        ),
+    )
+}

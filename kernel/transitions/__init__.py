@@ -1,0 +1,96 @@
+"""Every durable change of an instance, each built by one constructor (ARCHITECTURE §3).
+
+Read this package as the protocol. A constructor takes what its caller has read and decided, and returns a value
+of the write vocabulary; it reads nothing and decides nothing that the guards do not check again in the store.
+
+| file | transitions | who |
+| --- | --- | --- |
+| `start` | create, replay_failed, fresh_run, raise_priority | publishers |
+| `claims` | claim, claim_alone, take_over, claim_handed_over, renew, release | workers |
+| `claims` | release_dead, park_dead, park, unpark | dispatchers, workers, operators |
+| `steps` | begin_step, unbegin, complete_step, retry_step, skip_step, fail_step, yield_step | the holder |
+| `steps` | defer_for_permit | the holder |
+| `waits` | suspend_step, activate_own | the holder |
+| `waits` | activate_timer, activate_signal | any process |
+| `ends` | enter_failing, finish_completed, finish_failed, finish_canceled, defer_finalizer | the holder |
+| `ends` | supersede | anybody |
+| `deferral` | defer_for_fingerprint, release_deferred | dispatchers |
+
+Transitions without a claim token in their guard are: create, replay_failed, fresh_run, supersede, raise_priority,
+activate_timer, activate_signal, release_dead (it names the dead owner's), park, unpark and the deferrals (S3).
+`renew` and `raise_priority` carry no commit_id: an unknown renewal counts as not renewed (DECISIONS detail 3).
+"""
+
+from kernel.transitions.claims import (
+    claim,
+    claim_alone,
+    claim_handed_over,
+    park,
+    park_dead,
+    release,
+    release_dead,
+    renew,
+    take_over,
+    unpark,
+)
+from kernel.transitions.deferral import defer_for_fingerprint, release_deferred
+from kernel.transitions.ends import (
+    defer_finalizer,
+    enter_failing,
+    finish_canceled,
+    finish_completed,
+    finish_failed,
+    supersede,
+)
+from kernel.transitions.parts import Held, Rest
+from kernel.transitions.start import create, fresh_run, raise_priority, replay_failed
+from kernel.transitions.steps import (
+    begin_step,
+    complete_step,
+    defer_for_permit,
+    fail_step,
+    retry_step,
+    skip_step,
+    unbegin,
+    yield_step,
+)
+from kernel.transitions.waits import activate_own, activate_signal, activate_timer, suspend_step
+
+__all__ = [
+    "Held",
+    "Rest",
+    "activate_own",
+    "activate_signal",
+    "activate_timer",
+    "begin_step",
+    "claim",
+    "claim_alone",
+    "claim_handed_over",
+    "complete_step",
+    "create",
+    "defer_finalizer",
+    "defer_for_fingerprint",
+    "defer_for_permit",
+    "enter_failing",
+    "fail_step",
+    "finish_canceled",
+    "finish_completed",
+    "finish_failed",
+    "fresh_run",
+    "park",
+    "park_dead",
+    "raise_priority",
+    "release",
+    "release_dead",
+    "release_deferred",
+    "renew",
+    "replay_failed",
+    "retry_step",
+    "skip_step",
+    "supersede",
+    "suspend_step",
+    "take_over",
+    "unbegin",
+    "unpark",
+    "yield_step",
+]

@@ -1,0 +1,195 @@
+"""One step's way through an attempt; all written by the holder of the claim (groups 13 and 15)."""
+
+from __future__ import annotations
+
+from kernel.records import ErrorRecord, Instance, PermitWaitRecord, to_document
+from kernel.states import (
+    COMPLETED,
+    FAILING,
+    STEP_COMPLETED,
+    STEP_FAILED,
+    STEP_PENDING,
+    STEP_RUNNING,
+    STEP_SATISFIES,
+    STEP_SKIPPED,
+)
+from kernel.store.conditional import Add, Change, Clear, Equals, Guard, OneOf, Put, PutNow, Transition
+from kernel.transitions.parts import (
+    PROGRESS,
+    UNCLAIM,
+    Held,
+    Rest,
+    held,
+    put_or_clear,
+    resting,
+    step_error,
+    step_field,
+    transition,
+)
+
+
+def begin_step(claim: Held, instance: Instance, index: int, *, worker_id: str, commit_id: str) -> Transition:
+    """running and attempt + 1, committed before business code is entered (stp-running-before-entry).
+
+    A step found `running` was entered by a worker that never committed: the re-entry is counted as a takeover.
+    """
+    step = instance.steps[index]
+    guards = (*held(claim), Equals(step_field(index, "status"), step.status))
+    changes = _begun(index, taken_over=step.status == STEP_RUNNING, worker_id=worker_id)
+    return transition("begin_step", claim.workflow_id, guards, changes, commit_id)
+
+
+def _begun(index: int, *, taken_over: bool, worker_id: str) -> tuple[Change, ...]:
+    changes: tuple[Change, ...] = (
+        Put(step_field(index, "status"), STEP_RUNNING),
+        Add(step_field(index, "attempt"), 1),
+        PutNow(step_field(index, "started_time")),
+        Put(step_field(index, "worker_id"), worker_id),
+        Clear(step_field(index, "due_time")),
+        Clear("permit_wait"),
+    )
+    return (*changes, Add(step_field(index, "takeovers"), 1)) if taken_over else changes
+
+
+def unbegin(claim: Held, index: int, *, rest: Rest, commit_id: str) -> Transition:
+    """The claim ends after `begin_step` and before the entry: no attempt happened (DECISIONS detail 4)."""
+    guards = (*held(claim), Equals(step_field(index, "status"), STEP_RUNNING))
+    changes = (
+        Put(step_field(index, "status"), STEP_PENDING),
+        Add(step_field(index, "attempt"), -1),
+        *resting(rest),
+    )
+    return transition("unbegin", claim.workflow_id, guards, changes, commit_id)
+
+
+def complete_step(
+    claim: Held,
+    instance: Instance,
+    index: int,
+    *,
+    output: bytes,
+    elapsed_ms: int,
+    worker_id: str,
+    begin_next: int | None = None,
+    finish: bool = False,
+    commit_id: str,
+) -> Transition:
+    """Status and output in one write (cmp-atomic), touching only this step and its own output key.
+
+    Merged where one value can say both: `begin_next` enters the only ready step that follows; `finish` is the end
+    of a workflow without SuccessFinalizer and guards that every other step is completed or skipped (detail 10).
+    """
+    name = instance.steps[index].name
+    guards: tuple[Guard, ...] = (*held(claim), Equals(step_field(index, "status"), STEP_RUNNING))
+    changes: tuple[Change, ...] = (
+        Put(step_field(index, "status"), STEP_COMPLETED),
+        Put(f"outputs.{name}", output),
+        Put(step_field(index, "elapsed_ms"), elapsed_ms),
+        PutNow(step_field(index, "finish_time")),
+        Clear(step_field(index, "error")),
+        *PROGRESS,
+    )
+    if begin_next is not None:
+        guards = (*guards, Equals(step_field(begin_next, "status"), STEP_PENDING))
+        changes = (*changes, *_begun(begin_next, taken_over=False, worker_id=worker_id))
+    if finish:
+        others = (k for k in range(len(instance.steps)) if k != index)
+        guards = (*guards, *(OneOf(step_field(k, "status"), STEP_SATISFIES) for k in others))
+        changes = (*changes, *COMPLETION)
+    return transition("complete_step", claim.workflow_id, guards, changes, commit_id)
+
+
+COMPLETION: tuple[Change, ...] = (
+    Put("status", COMPLETED),
+    PutNow("finish_time"),
+    Clear("claimable_time"),
+    Clear("wait"),
+    Clear("finalizer"),
+    *UNCLAIM,
+)
+"""The end of a completed workflow, for a merged commit and for `finish_completed` alike."""
+
+
+def yield_step(
+    claim: Held, index: int, *, checkpoint: bytes | None, elapsed_ms: int, rest: Rest | None, commit_id: str
+) -> Transition:
+    """Give the slot back between two pages of work: pending with its cursor, attempt rolled back (group 22)."""
+    guards = (*held(claim), Equals(step_field(index, "status"), STEP_RUNNING))
+    changes = (
+        Put(step_field(index, "status"), STEP_PENDING),
+        Add(step_field(index, "attempt"), -1),
+        put_or_clear(step_field(index, "checkpoint"), checkpoint),
+        Put(step_field(index, "elapsed_ms"), elapsed_ms),
+        Clear(step_field(index, "resume")),
+        Clear("resume"),
+        *PROGRESS,
+        *resting(rest),
+    )
+    return transition("yield_step", claim.workflow_id, guards, changes, commit_id)
+
+
+def retry_step(
+    claim: Held,
+    index: int,
+    *,
+    error: ErrorRecord,
+    elapsed_ms: int,
+    due_time: int | None,
+    rest: Rest | None,
+    commit_id: str,
+) -> Transition:
+    """Back to pending, durable, for any worker; never a loop in the thread (stp-retry-durable)."""
+    guards = (*held(claim), Equals(step_field(index, "status"), STEP_RUNNING))
+    changes = (
+        Put(step_field(index, "status"), STEP_PENDING),
+        Put(step_field(index, "elapsed_ms"), elapsed_ms),
+        put_or_clear(step_field(index, "due_time"), due_time),
+        *step_error(index, error),
+        *PROGRESS,
+        *resting(rest),
+    )
+    return transition("retry_step", claim.workflow_id, guards, changes, commit_id)
+
+
+def skip_step(claim: Held, index: int, *, error: ErrorRecord, elapsed_ms: int, commit_id: str) -> Transition:
+    """The retries are used up and the step may be done without: skipped, with its error (stp-skip-not-silent)."""
+    guards = (*held(claim), Equals(step_field(index, "status"), STEP_RUNNING))
+    changes = (
+        Put(step_field(index, "status"), STEP_SKIPPED),
+        Put(step_field(index, "elapsed_ms"), elapsed_ms),
+        PutNow(step_field(index, "finish_time")),
+        *step_error(index, error),
+        *PROGRESS,
+    )
+    return transition("skip_step", claim.workflow_id, guards, changes, commit_id)
+
+
+def fail_step(
+    claim: Held, index: int, *, error: ErrorRecord, elapsed_ms: int, failing: bool, commit_id: str
+) -> Transition:
+    """The step failed for good. With `failing` the instance enters failure convergence in the same write."""
+    guards = (*held(claim), Equals(step_field(index, "status"), STEP_RUNNING))
+    changes: tuple[Change, ...] = (
+        Put(step_field(index, "status"), STEP_FAILED),
+        Put(step_field(index, "elapsed_ms"), elapsed_ms),
+        PutNow(step_field(index, "finish_time")),
+        *step_error(index, error),
+        *PROGRESS,
+    )
+    if failing:
+        changes = (*changes, Put("status", FAILING), Put("error", to_document(error)))
+    return transition("fail_step", claim.workflow_id, guards, changes, commit_id)
+
+
+def defer_for_permit(
+    claim: Held, index: int, *, wait: PermitWaitRecord, due_time: int, rest: Rest | None, commit_id: str
+) -> Transition:
+    """Refused a permit: still pending, no attempt, no error; the wait is counted (prm-refused, stp-wait-vs-fail)."""
+    guards = (*held(claim), OneOf(step_field(index, "status"), (STEP_PENDING, STEP_RUNNING)))
+    changes = (
+        Add(step_field(index, "traffic_wait_count"), 1),
+        Put(step_field(index, "due_time"), due_time),
+        Put("permit_wait", to_document(wait)),
+        *resting(rest),
+    )
+    return transition("defer_for_permit", claim.workflow_id, guards, changes, commit_id)
