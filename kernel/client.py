@@ -22,6 +22,7 @@ from kernel.definition import Plan
 from kernel.engine.commit import COMMIT_ID_DIGITS, settled
 from kernel.engine.ports import Event, ReadyQueue
 from kernel.errors import (
+    BadReturn,
     CoordinationRejected,
     CoordinationUnavailable,
     InputIdentityChanged,
@@ -38,7 +39,7 @@ from kernel.errors import (
 )
 from kernel.ids import IdSource, check_id, workflow_id_for
 from kernel.records import Instance, to_instance
-from kernel.states import CANCELED, COMPLETED, FAILED, LIVE, PRIORITIES
+from kernel.states import CANCELED, COMPLETED, FAILED, PRIORITIES, TERMINAL
 from kernel.store.conditional import Insert, Inserted
 from kernel.store.protocol import Store
 from kernel.store.tables import INSTANCES
@@ -150,7 +151,10 @@ class Client:
         check_id(biz_key, "biz_key")
         if not timedelta(0) <= delay <= timedelta(days=3660):
             raise Refused(f"start_delay: must lie between 0 and 3660 days, is {delay}")
-        data = encode(value, f"input of {plan.type}", self._input_bytes_max)
+        try:
+            data = encode(value, f"input of {plan.type}", self._input_bytes_max)
+        except BadReturn as error:
+            raise InvalidInput(str(error)) from None
         plan.check_input(data)
         return transitions.create(
             workflow_id=workflow_id_for(biz_key),
@@ -228,8 +232,8 @@ class Client:
 
     def _raise_priority(self, instance: Instance, lane: int) -> Instance:
         """Best effort upwards, in any live status (sor-priority-any-status); never down."""
-        if lane >= instance.business_priority or instance.status in (COMPLETED, CANCELED):
-            return instance
+        if lane >= instance.business_priority or instance.status in TERMINAL:
+            return instance  # a replay lowers the number in its own write
         settled(self._store, transitions.raise_priority(instance.workflow_id, lane))
         return self.get(instance.workflow_id) or instance
 
@@ -279,13 +283,14 @@ class Client:
             delay_s = min(delay_s * 1.5, _POLL_MAX_S)
 
     def _enqueue(self, instances: Sequence[Instance]) -> None:
-        candidates = [
-            Candidate(i.workflow_id, i.business_priority, i.claimable_time)
-            for i in instances
-            if i.status in LIVE and i.claimable_time is not None and i.parked is None and i.claim_token is None
-        ]
-        if not candidates:
+        """Tell the queue whatever the branch was (sor-enqueue-always): a vain candidate costs one vain claim."""
+        if not instances:
             return
+        now_ms = self._store.now_ms()
+        candidates = [
+            Candidate(i.workflow_id, i.business_priority, now_ms if i.claimable_time is None else i.claimable_time)
+            for i in instances
+        ]
         try:
             self._queue.push(candidates)
         except (CoordinationUnavailable, CoordinationRejected) as error:

@@ -12,7 +12,8 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -49,6 +50,7 @@ log = logging.getLogger("kernel.runtime")
 
 STORE_FILE = "store.sqlite"
 _REPORT_S = 1.0
+_DRAINING_REPORT_S = 0.05
 
 
 class Order(Protocol):
@@ -172,7 +174,7 @@ class Engine:
         runner: Runner | None = None,
         observer: Observer | None = None,
         ports: Any = None,
-        on_stuck: Any = None,
+        on_stuck: Callable[[str], None] | None = None,
     ) -> None:
         clock = clock or SystemClock()
         ids = ids or RandomIds()
@@ -204,11 +206,12 @@ class Engine:
         keys = tuple(definition.plan.key for definition in app.definitions.values())
         fails = frozenset(d.type for d in app.definitions.values() if d.on_poison == "fail")
         claimer = Claimer(store, clock, ids, settings, worker, keys, fails)
+        self.stop_listening = runner.event()
         self.scheduler = Scheduler(self.services, claimer, keys)
         self.sweeps = Sweeps(self.services)
 
     def worker_loop(self) -> WorkerLoop:
-        return WorkerLoop(self.services, self.scheduler, self.sweeps, self.event_loop)
+        return WorkerLoop(self.services, self.scheduler, self.sweeps, self.event_loop, self.stop_listening)
 
     def dispatcher_loop(self) -> DispatcherLoop:
         return DispatcherLoop(self.services, self.sweeps)
@@ -216,62 +219,69 @@ class Engine:
 
 def worker(link: Link) -> int:
     """The role of a worker process."""
-    faulthandler.enable()
     recycle: list[str] = []
-
-    def on_stuck(reason: str) -> None:
-        recycle.append(reason)
-
-    engine, listener = _engine(link, on_stuck)
+    engine = _started(link, recycle.append)
+    if engine is None:
+        return 1
+    _listen(engine, link)
     loop = engine.worker_loop()
-    stop_listening = engine.services.runner.event()
-    if listener is not None:
-        engine.services.runner.spawn("wakeup", lambda: listener.run(stop_listening))
     loop.start()
     link.ready()
     asked = False
     while not loop.done.is_set():
-        order = link.next_order(_REPORT_S)
-        if order is not None:
-            if order.kind == "drain":
-                stop_listening.set()
-                loop.drain()
-            elif order.kind == "hasten":
-                return 1
-            elif order.kind == "owner_dead":
-                _release(loop, link, order)
-        link.report(loop.status())
+        if not _obey(link, loop):
+            return 1
         silent_ms = engine.event_loop.silent_ms()
         if silent_ms > engine.services.settings.loop_silence_ms:
             recycle.append(f"the event loop has been silent for {silent_ms} ms")
         if recycle and not asked:
+            # An activity ignores its end (B-40): take nothing new, let the other slots finish, be replaced.
             asked = True
             log.error("this worker asks to be replaced: %s", recycle[0])
             loop.drain()
             link.ask_recycle(recycle[0])
-        if asked and not engine.scheduler.busy:
-            break
     return 0
 
 
 def dispatcher(link: Link) -> int:
     """The role of a dispatcher process."""
-    faulthandler.enable()
-    engine, _listener = _engine(link, lambda reason: log.error("stuck: %s", reason))
+    engine = _started(link, lambda reason: log.error("stuck: %s", reason))
+    if engine is None:
+        return 1
     loop = engine.dispatcher_loop()
     loop.start()
     link.ready()
     while not loop.done.is_set():
-        order = link.next_order(_REPORT_S)
-        if order is not None:
-            if order.kind == "drain":
-                loop.drain()
-            elif order.kind == "hasten":
-                return 1
-            elif order.kind == "owner_dead":
-                _release(loop, link, order)
-        link.report(loop.status())
+        if not _obey(link, loop):
+            return 1
     return 0
+
+
+def _started(link: Link, on_stuck: Callable[[str], None]) -> Engine | None:
+    """This process's engine, or None after its last words: one line that the supervisor shows."""
+    faulthandler.enable()
+    try:
+        return _engine(link, on_stuck)
+    except KernelError as error:
+        link.failed(str(error))
+    except Exception as error:
+        log.exception("this process could not be started")
+        link.failed(f"start failed: {type(error).__name__}: {error}")
+    return None
+
+
+def _obey(link: Link, loop: WorkerLoop | DispatcherLoop) -> bool:
+    """Wait for one order, carry it out, and report; False when this process shall give up what it runs."""
+    order = link.next_order(_DRAINING_REPORT_S if loop.draining else _REPORT_S)
+    if order is not None:
+        if order.kind == "hasten":
+            return False
+        if order.kind == "drain":
+            loop.drain()
+        elif order.kind == "owner_dead":
+            _release(loop, link, order)
+    link.report(loop.status())
+    return True
 
 
 def probe(link: Link) -> int:
@@ -299,7 +309,7 @@ def _release(loop: WorkerLoop | DispatcherLoop, link: Link, order: Order) -> Non
     link.acknowledge(order.notice_id)
 
 
-def _engine(link: Link, on_stuck: Any) -> tuple[Engine, WakeupListener | None]:
+def _engine(link: Link, on_stuck: Callable[[str], None]) -> Engine:
     config, clock, ids = link.config, SystemClock(), RandomIds()
     app = load_app(config.app)
     store = open_store(config, link.data_dir, clock)
@@ -309,7 +319,7 @@ def _engine(link: Link, on_stuck: Any) -> tuple[Engine, WakeupListener | None]:
     if app.ports is not None:
         ports = app.ports(PortsRequest(str(link.data_dir), dict(link.addresses)))
     name = f"{socket.gethostname()}/{os.getpid()}/{link.role}-{link.slot}"
-    engine = Engine(
+    return Engine(
         app,
         Settings.of(config),
         store=store,
@@ -320,18 +330,25 @@ def _engine(link: Link, on_stuck: Any) -> tuple[Engine, WakeupListener | None]:
         ports=ports,
         on_stuck=on_stuck,
     )
+
+
+def _listen(engine: Engine, link: Link) -> None:
+    """Load the scripts and subscribe to wakeups; a dead Redis delays work and stops nothing."""
+    opened = open_lanes(link.config, link.redis_url, engine.services.clock)
     if opened is None or link.redis_url is None:
-        return engine, None
-    lanes, _scripts = opened
+        return
+    lanes, scripts = opened
     try:
-        lanes.report()  # the first script load: part of being ready
+        lanes.report()
     except CoordinationUnavailable as error:
         log.warning("starting without Redis: %s", error)
+    scripts.close()
+    services = engine.services
     listener = WakeupListener(
         parse_redis_url(link.redis_url).connection,
-        Keys(config.namespace).wakeup_channel,
+        Keys(link.config.namespace).wakeup_channel,
         lambda _due_ms: engine.scheduler.wake.set(),
-        clock,
-        ids.fraction,
+        services.clock,
+        services.ids.fraction,
     )
-    return engine, listener
+    services.runner.spawn("wakeup", partial(listener.run, engine.stop_listening))

@@ -88,13 +88,24 @@ class Committer:
 def settled(store: Store, transition: Transition) -> Document | None:
     """Apply a transition that no claim guards (activation, supersede, …): the row after it, or None when it missed.
 
-    An answer that got lost is decided by the commit_id; StoreUnavailable and an undecidable outcome pass through.
+    An answer that got lost is decided by the commit_id; a write that did not land is sent once more, because "missed"
+    would tell the caller that there is nothing to do. StoreUnavailable and an undecidable outcome pass through.
     """
     try:
         answer = store.apply(transition)
     except OutcomeUnknown:
-        document = store.get(INSTANCES, transition.key)
-        if document is not None and transition.commit_id in document.get("commit_ids", ()):
+        document = _marked(store, transition)
+        if document is not None or transition.commit_id is None:
             return document
-        return None
+        answer = store.apply(transition)
+        if not isinstance(answer, Applied):
+            return _marked(store, transition)  # the first one may have landed after the reading
     return answer.document if isinstance(answer, Applied) else None
+
+
+def _marked(store: Store, transition: Transition) -> Document | None:
+    """The row, if it bears the mark of this very write."""
+    document = store.get(INSTANCES, transition.key)
+    if document is not None and transition.commit_id in document.get("commit_ids", ()):
+        return document
+    return None

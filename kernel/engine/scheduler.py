@@ -209,16 +209,25 @@ class Scheduler:
             worker_id=self._s.worker.worker_id,
             taken_over=claimed.taken_over,
         )
-        self._s.runner.spawn("slot", partial(self._run, claim))
+        try:
+            self._s.runner.spawn("slot", partial(self._run, claim))
+        except RuntimeError:
+            # No thread to be had: the lease gives the work to a process that has one.
+            log.exception("no slot thread could be started for %s", instance.workflow_id)
+            self._free(claim)
 
     def _run(self, claim: ActiveClaim) -> None:
         try:
             definition = self._s.app.definition(claim.instance.type)
             Execution(self._s, definition, claim, self.stopping).run()
         finally:
-            self._s.renewals.drop(claim)
-            with self._lock:
-                self._busy -= 1
-                if self._busy == 0:
-                    self._alone = False
-            self.wake.set()
+            self._free(claim)
+
+    def _free(self, claim: ActiveClaim) -> None:
+        """The claim has ended for whatever reason: so has the use of its slot (sch-slot-release)."""
+        self._s.renewals.drop(claim)
+        with self._lock:
+            self._busy -= 1
+            if self._busy == 0:
+                self._alone = False
+        self.wake.set()

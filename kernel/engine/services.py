@@ -67,12 +67,12 @@ class Services:
         ]
         return self.enqueue_candidates(candidates)
 
-    def enqueue_candidates(self, candidates: Sequence[Candidate]) -> bool:
-        """As `enqueue`, for candidates at hand; whether the queue took them."""
+    def enqueue_candidates(self, candidates: Sequence[Candidate], *, wake: bool = True) -> bool:
+        """As `enqueue`, for candidates at hand; whether the queue took them. Without `wake` nobody is disturbed."""
         if not candidates:
             return True
         try:
-            self.queue.push(candidates)
+            self.queue.push(candidates, wake=wake)
         except (CoordinationUnavailable, CoordinationRejected) as error:
             log.debug("%d candidates could not be queued; the scan will find them: %s", len(candidates), error)
             return False

@@ -46,14 +46,14 @@ class Sweeps:
         self._s = services
         self._after: tuple[Any, str] | None = None
 
-    def recover(self) -> Swept:
+    def recover(self, every_ms: int) -> Swept:
         """Queue what is runnable or soon due, and activate due waits; at most `scan_pages` pages, then next time.
 
-        Rows that will become due before the next scan are queued with their time, so that timers stay precise
-        after the queue was emptied. Live claims are left alone; claims whose lease ran out are queued.
+        Rows that will become due within two of the caller's periods are queued with their time, so that timers stay
+        precise after the queue was emptied. Live claims are left alone; claims whose lease ran out are queued.
         """
         swept = Swept()
-        horizon_ms = self._s.store.now_ms() + 2 * self._s.settings.scan_ms
+        horizon_ms = self._s.store.now_ms() + 2 * every_ms
         for _ in range(self._s.settings.scan_pages):
             rows = self._s.store.scan(
                 Query(
@@ -81,7 +81,8 @@ class Sweeps:
                 swept.activated += self._activate(workflow_id, now_ms)
             if token is None or at_ms <= now_ms:
                 candidates.append(Candidate(workflow_id, lane, at_ms))
-        if candidates and not self._s.enqueue_candidates(candidates):
+        wake = any(candidate.at_ms <= now_ms for candidate in candidates)
+        if not self._s.enqueue_candidates(candidates, wake=wake):
             swept.complete = False
         swept.queued += len(candidates)
 

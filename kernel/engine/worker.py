@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from kernel.engine.event_loop import EventLoop
+from kernel.engine.ports import Event
 from kernel.engine.scheduler import Scheduler
 from kernel.engine.services import Services
 from kernel.engine.sweeps import Sweeps
@@ -18,11 +19,14 @@ _STORE_RETRY_MS = 1_000
 class WorkerLoop:
     """Runs on a thread of its own; the process's main thread only listens for orders."""
 
-    def __init__(self, services: Services, scheduler: Scheduler, sweeps: Sweeps, loop: EventLoop) -> None:
+    def __init__(
+        self, services: Services, scheduler: Scheduler, sweeps: Sweeps, loop: EventLoop, stop_listening: Event
+    ) -> None:
         self._s = services
         self._scheduler = scheduler
         self._sweeps = sweeps
         self._event_loop = loop
+        self._stop_listening = stop_listening
         self._next_scan_ms = 0
         self._moved_ms = services.clock.boot_ms()
         self._scanned_ms = services.clock.boot_ms()
@@ -73,8 +77,13 @@ class WorkerLoop:
         return sleep_ms if next_in_ms is None else min(sleep_ms, next_in_ms + 1)
 
     def drain(self) -> None:
-        """Take nothing new; running steps end, commit and release their claims (shd-order)."""
+        """First no wakeup, then no pass; running steps end, commit and release their claims (shd-order)."""
+        self._stop_listening.set()
         self._scheduler.stop()
+
+    @property
+    def draining(self) -> bool:
+        return self._scheduler.stopping()
 
     def release_owner(self, worker_id: str, *, counted: bool) -> list[str]:
         """A dead worker's claims, in a tree without dispatchers (DECISIONS detail 18)."""
@@ -106,14 +115,15 @@ class WorkerLoop:
         # Jittered, so that the workers of a tree do not scan in step.
         self._next_scan_ms = now_ms + round(self._s.settings.scan_ms * (0.8 + 0.2 * self._s.ids.fraction()))
         self._sweeps.touch_definitions()
-        swept = self._sweeps.recover()
+        swept = self._sweeps.recover(self._s.settings.scan_ms)
         self._scheduler.scan_failed = not swept.complete
         self._scanned_ms = self._s.clock.boot_ms()
 
     def _rebuild(self) -> None:
         """The queue was wiped: fill it from the store at once, and look again after the pass (DECISIONS detail 20)."""
-        swept = self._sweeps.recover()
-        log.info("the ready queue was empty of memory: %d candidates queued again", swept.queued)
+        swept = self._sweeps.recover(self._s.settings.scan_ms)
+        if swept.queued:
+            log.info("the ready queue had lost its memory: %d candidates queued again", swept.queued)
 
 
 class DispatcherLoop:
@@ -142,11 +152,15 @@ class DispatcherLoop:
     def drain(self) -> None:
         self._stop.set()
 
+    @property
+    def draining(self) -> bool:
+        return self._stop.is_set()
+
     def pass_once(self) -> None:
         """One bounded turn of all sweeps."""
         self._moved_ms = self._s.clock.boot_ms()
         try:
-            swept = self._sweeps.recover()
+            swept = self._sweeps.recover(self._s.settings.poll_ms)
             self.counters["queued"] += swept.queued
             self.counters["activated"] += swept.activated
             self._versions_when_due()

@@ -1,0 +1,32 @@
+"""Coordination through Redis: fast, disposable, and never the last word (invariant 3).
+
+keys builds every name; endpoint knows where the server is; scripts calls the Lua of `lua/` within a time limit and
+behind the breaker; lanes are the four ready queues; wakeup shortens the sleep of idle workers. Only kernel errors
+leave this package: CoordinationUnavailable (go on from the store) and CoordinationRejected.
+"""
+
+from kernel.coordination.breaker import BootClock, CircuitBreaker
+from kernel.coordination.endpoint import Connector, RedisEndpoint, parse_redis_url
+from kernel.coordination.keys import Keys
+from kernel.coordination.lanes import LaneEntry, LanePolicy, LaneReport, Lanes, LaneStats, Popped, PushCount
+from kernel.coordination.scripts import BoundScript, ScriptRunner
+from kernel.coordination.wakeup import WakeupListener
+
+__all__ = [
+    "BootClock",
+    "BoundScript",
+    "CircuitBreaker",
+    "Connector",
+    "Keys",
+    "LaneEntry",
+    "LanePolicy",
+    "LaneReport",
+    "LaneStats",
+    "Lanes",
+    "Popped",
+    "PushCount",
+    "RedisEndpoint",
+    "ScriptRunner",
+    "WakeupListener",
+    "parse_redis_url",
+]

@@ -1,0 +1,209 @@
+"""The durable store on MongoDB: every verb is one command of the server (clm-atomic).
+
+A transition is one `find_one_and_update`: guards are its filter, changes its update, and the answer is the row after
+it. Rows are found by the table's own key under a unique index; `_id` is the driver's and nothing asks for it
+(id-workflow-id). Writes are acknowledged by a majority and journaled; `get` and `find` read what a majority has, so
+that they decide about a write whose answer was lost. What is sent is made by `mongo_compile`, and what comes back
+broken is named by `mongo_errors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from pymongo import ReturnDocument
+from pymongo.errors import BulkWriteError, DuplicateKeyError
+
+from kernel.clock import Clock
+from kernel.errors import InvalidTransition, OutcomeUnknown, Unavailable
+from kernel.records import Document
+from kernel.store import mongo_schema
+from kernel.store.conditional import (
+    MISSED,
+    Answer,
+    Applied,
+    Duplicate,
+    Insert,
+    InsertAnswer,
+    Inserted,
+    Transition,
+)
+from kernel.store.mongo_client import Opener
+from kernel.store.mongo_clock import ServerClock
+from kernel.store.mongo_codec import CODEC, decoded, encoded, stored, text
+from kernel.store.mongo_compile import page_of, write_of
+from kernel.store.mongo_errors import DUPLICATE_KEY, translated
+from kernel.store.protocol import Query
+from kernel.store.tables import TABLES, Table
+
+_NO_ID = {"_id": 0}
+
+
+class MongoStore:
+    """A store in the database `database` at `uri`; opens its client at the first use, after the fork.
+
+    `clock` measures durations only. `timeout_ms` is at most a sixth of the lease (RELIABILITY 2.7): so long a call
+    waits for a server, and twice as long for an answer. `listeners` are handed to the driver (pymongo.monitoring).
+    Raises InvalidConfig for a URI that is none.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        database: str,
+        clock: Clock,
+        *,
+        timeout_ms: int = 5_000,
+        tables: Mapping[str, Table] | None = None,
+        listeners: Sequence[Any] = (),
+    ) -> None:
+        self._tables = dict(TABLES if tables is None else tables)
+        self._server_clock = ServerClock(clock, self._server_ms)
+        self._opener = Opener(uri, database, tuple(self._tables), timeout_ms, listeners)
+
+    def prepare(self) -> None:
+        """Make and check indexes and schema version; safe to run in many processes at once (rec-indexes)."""
+        with self._translated("prepare", writing=False):  # every part of it may be done again
+            mongo_schema.prepare(self._opener.connection().database, self._tables.values())
+
+    def now_ms(self) -> int:
+        """The server's clock as estimated by `mongo_clock`."""
+        # Asking for the connection also refuses another process, before a lock of the parent's is touched.
+        return self._server_clock.now_ms(self._opener.connection().client.primary)
+
+    def insert(self, insert: Insert) -> InsertAnswer:
+        table, rows = self._tables[insert.table], self._opener.connection().tables[insert.table]
+        row = _row(table, insert)
+        stored_row = decoded(encoded(_named(insert), row))
+        with self._translated(_named(insert)):
+            try:
+                rows.writes.insert_one(row)
+            except DuplicateKeyError as error:
+                failure = error.details or {}
+            else:
+                return Inserted(stored_row)
+        return self._duplicate(table, row, failure) or Inserted(stored_row)
+
+    def insert_all(self, inserts: Sequence[Insert]) -> list[InsertAnswer]:
+        """One bulk write for each table. Nothing is sent when one of the rows can not be stored."""
+        answers: dict[int, InsertAnswer] = {}
+        places: dict[str, list[int]] = {}
+        rows: list[Document] = []
+        for place, insert in enumerate(inserts):
+            rows.append(_row(self._tables[insert.table], insert))
+            answers[place] = Inserted(decoded(encoded(_named(insert), rows[-1])))
+            places.setdefault(insert.table, []).append(place)
+        for name, own in places.items():
+            refused = self._insert_many(self._tables[name], [rows[place] for place in own])
+            answers.update({own[index]: answer for index, answer in refused.items()})
+        return [answers[place] for place in range(len(inserts))]
+
+    def apply(self, transition: Transition) -> Answer:
+        table, rows = self._tables[transition.table], self._opener.connection().tables[transition.table]
+        write = write_of(table, transition)
+        with self._translated(_named(transition)):
+            row = rows.writes.find_one_and_update(
+                write.filter, write.update, projection=_NO_ID, return_document=ReturnDocument.AFTER
+            )
+        return MISSED if row is None else Applied(row)
+
+    def apply_all(self, transitions: Sequence[Transition]) -> list[Answer]:
+        """One after the other: a bulk write does not tell which of its transitions hit."""
+        return [self.apply(transition) for transition in transitions]
+
+    def get(self, table: str, key: str) -> Document | None:
+        return self._read(table, self._tables[table].key, key)
+
+    def find(self, table: str, column: str, value: str) -> Document | None:
+        known = self._tables[table]
+        if column != known.key and all(index.columns != (column,) for index in known.unique):
+            raise InvalidTransition(f"{table}: {column!r} is no unique column")
+        return self._read(table, column, value)
+
+    def scan(self, query: Query) -> list[tuple[Any, ...]]:
+        rows = self._opener.connection().tables[query.table]
+        page = page_of(self._tables[query.table], query)
+        if query.limit < 1:
+            return []
+        with self._translated(f"scan of {query.table}", writing=False):
+            cursor = rows.writes.find(page.filter, page.projection, sort=page.sort, limit=query.limit)
+            # One batch, so that no cursor outlives a worker that dies here.
+            found = list(cursor.batch_size(query.limit))
+        return [tuple(row.get(column) for column in query.columns) for row in found]
+
+    def close(self) -> None:
+        """Close the client. A later call opens a new one."""
+        self._opener.close()
+
+    def _read(self, table: str, column: str, value: str) -> Document | None:
+        rows = self._opener.connection().tables[table]
+        wanted = {column: {"$eq": text(column, value)}}
+        with self._translated(f"read of {table}", writing=False):
+            return rows.majority.find_one(wanted, _NO_ID)
+
+    def _insert_many(self, table: Table, rows: list[Document]) -> dict[int, InsertAnswer]:
+        """Insert, and tell which rows were refused and why."""
+        collection = self._opener.connection().tables[table.name].writes
+        what = f"insert of {len(rows)} rows into {table.name}"
+        with self._translated(what):
+            try:
+                collection.insert_many(rows, ordered=False)
+                return {}
+            except BulkWriteError as error:
+                details = error.details
+                failures = details.get("writeErrors", [])
+                other = [failure["code"] for failure in failures if failure["code"] != DUPLICATE_KEY]
+                if other or details.get("writeConcernErrors"):
+                    raise OutcomeUnknown(f"{what}: MongoDB does not confirm all of them (codes {other})") from None
+        refused = {failure["index"]: self._duplicate(table, rows[failure["index"]], failure) for failure in failures}
+        return {index: answer for index, answer in refused.items() if answer is not None}
+
+    def _duplicate(self, table: Table, row: Document, failure: Mapping[str, Any]) -> Duplicate | None:
+        """Which column another row has already, the key before all others; None when that other row is this one.
+
+        The driver made a fresh `_id` for this request, so a row that has it is the first copy of the same request,
+        whose answer was lost and which the driver sent again (A52): it is no duplicate, it is in. MongoDB complains
+        of `_id` first and of the key, whose index is the oldest, next; a server with another order is asked.
+        """
+        column = next(iter(failure.get("keyPattern", {})), table.key)
+        if column == "_id":
+            return None
+        if column != table.key:
+            wanted = {table.key: {"$eq": row[table.key]}}
+            with self._translated(f"read of {table.name}", writing=False):
+                other = self._opener.connection().tables[table.name].majority.find_one(wanted, {"_id": 1})
+            if other is not None:
+                return Duplicate(table.key) if other["_id"] != row["_id"] else None
+        return Duplicate(column)
+
+    def _server_ms(self) -> int:
+        with translated("hello", self._opener.hosts, writing=False):
+            reply = self._opener.connection().database.command("hello", codec_options=CODEC)
+        return int(reply["localTime"])
+
+    @contextmanager
+    def _translated(self, what: str, *, writing: bool = True) -> Iterator[None]:
+        try:
+            with translated(what, self._opener.hosts, writing=writing):
+                yield
+        except Unavailable:
+            self._server_clock.distrust()
+            raise
+
+
+def _named(write: Insert | Transition) -> str:
+    return f"{write.name} of {write.table} {write.key!r}"
+
+
+def _row(table: Table, insert: Insert) -> Document:
+    """The row to send. Raises InvalidTransition when it lacks its key or a unique column: both are for ever."""
+    document = insert.document
+    if document.get(table.key) != text(table.key, insert.key):
+        raise InvalidTransition(f"{_named(insert)}: {table.key} of the document differs from the key")
+    for index in table.unique:
+        for column in index.columns:
+            text(column, document.get(column))
+    row: Document = stored("", document)
+    return row

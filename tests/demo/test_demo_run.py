@@ -1,0 +1,205 @@
+"""`kernel-supervisor demo` as a stranger runs it: a real recording through forked workers, whatever dies meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import wave
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from asr_demo.asr_faults import FILE_NAME as FAULTS_FILE
+from asr_demo.flow import STEPS
+from asr_demo.live import RECORDING
+from tests.support.wait import wait_until
+
+TIME_S = 110
+
+
+def demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command with `folder` as its working directory, and see that it left no process behind."""
+    command = [sys.executable, "-m", "supervisor", "demo", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=TIME_S)
+    wait_until(lambda: not _living_below(folder), "every process of the demo has ended", timeout=5)
+    return done
+
+
+def report(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    lines = done.stdout.splitlines()
+    assert lines, done.stderr
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found
+
+
+def _living_below(folder: Path) -> list[str]:
+    """Processes whose command line or working folder names `folder`."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if str(folder) in " ".join(process.cmdline()) or process.cwd().startswith(str(folder)):
+                found.append(f"{process.pid} {process.cmdline()}")
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first eleven seconds of the bundled talk: as real, and recognised in a quarter of the time."""
+    path = tmp_path_factory.mktemp("clip") / "clip.wav"
+    with wave.open(str(RECORDING)) as whole, wave.open(str(path), "wb") as part:
+        part.setparams(whole.getparams())
+        part.writeframes(whole.readframes(11 * whole.getframerate()))
+    return path
+
+
+@pytest.fixture(scope="module")
+def clip_run(clip: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What an undisturbed run makes of the clip."""
+    done = demo(tmp_path_factory.mktemp("undisturbed"), "--json", "--audio", str(clip))
+    assert done.returncode == 0, done.stderr
+    return report(done)
+
+
+@pytest.fixture(scope="module")
+def plain_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+    folder = tmp_path_factory.mktemp("plain")
+    return demo(folder, "--json"), folder
+
+
+@pytest.mark.req("spl-example-definition", "dc-clean-exit", "e2e-compose")
+def test_one_command_runs_the_recording_to_its_end(plain_run: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+    done, folder = plain_run
+    found = report(done)
+
+    assert done.returncode == 0, done.stderr
+    assert (found["workflows"], found["completed"], found["lost"]) == (1, 1, 0)
+    assert (found["asr_submits"], found["asr_submit_calls"], found["takeovers"], found["killed"]) == (1, 1, 0, [])
+    assert found["seconds"] < TIME_S
+    assert "architecture" in found["transcript"]
+    assert 0 < len(found["summary"]) < len(found["transcript"])
+    assert list(folder.iterdir()) == [], "the demo leaves no file behind"
+
+
+def test_the_timeline_tells_who_did_what_and_what_was_waited_for(
+    plain_run: tuple[subprocess.CompletedProcess[str], Path],
+) -> None:
+    timeline = plain_run[0].stderr
+    for step in STEPS:
+        assert f"{step}" in timeline
+    assert "entered by worker-" in timeline
+    assert "waits outside, looks again at" in timeline
+    assert "workflow completed" in timeline
+    assert "external wait" in timeline
+
+
+@pytest.mark.fault
+@pytest.mark.req("dc-demo-kill", "flt-process-exit", "cmp-skip-on-recover", "stp-attempt-crash", "asr-no-resubmit")
+@pytest.mark.parametrize("step", STEPS)
+def test_a_killed_worker_changes_nothing_in_the_result(
+    step: str, tmp_path: Path, clip: Path, clip_run: dict[str, Any]
+) -> None:
+    done = demo(tmp_path, "--json", "--kill-worker-at", step, "--audio", str(clip))
+    found = report(done)
+
+    assert done.returncode == 0, done.stderr
+    assert len(found["killed"]) == 1
+    assert found["takeovers"] == 1
+    assert found["asr_submits"] == 1, "the provider recognised the key of the repeated submit"
+    assert found["asr_submit_calls"] == (2 if step == "transcribe_audio" else 1)
+    assert (found["transcript"], found["summary"]) == (clip_run["transcript"], clip_run["summary"])
+    assert "SIGKILL: worker pid" in done.stderr
+    assert "taken over by worker-" in done.stderr
+
+
+def _with_faults(tmp_path: Path, **faults: object) -> Path:
+    folder = tmp_path / "data"
+    folder.mkdir(mode=0o700)
+    (folder / FAULTS_FILE).write_text(json.dumps(faults), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.fault
+@pytest.mark.req("asr-poll-error", "asr-poll-reset", "asr-submit-window", "dc-demo-fake-asr")
+def test_a_service_that_answers_500_and_loses_a_reply_costs_time_and_no_second_task(tmp_path: Path, clip: Path) -> None:
+    folder = _with_faults(tmp_path, submit_errors=2, lost_replies=1, poll_errors=3)
+
+    done = demo(tmp_path, "--json", "--data-dir", str(folder), "--audio", str(clip))
+
+    found = report(done)
+    assert done.returncode == 0, done.stderr
+    assert found["completed"] == 1
+    assert found["asr_submits"] == 1
+    assert found["asr_submit_calls"] == 4
+
+
+@pytest.mark.fault
+@pytest.mark.req("asr-provider-failed", "fin-failing-first", "fen-fail-keeps-round")
+@pytest.mark.parametrize(
+    ("faults", "says"),
+    [({"forgets": 1}, "there is no task"), ({"fail_reason": "the model is on holiday"}, "the model is on holiday")],
+)
+def test_a_task_that_is_forgotten_or_fails_ends_the_job_as_failed(
+    tmp_path: Path, clip: Path, faults: dict[str, object], says: str
+) -> None:
+    folder = _with_faults(tmp_path, **faults)
+
+    done = demo(tmp_path, "--json", "--data-dir", str(folder), "--audio", str(clip))
+
+    found = report(done)
+    assert done.returncode == 1
+    assert (found["status"], found["completed"], found["lost"]) == ("failed", 0, 0)
+    assert found["asr_submits"] == 1, "a task is never submitted twice"
+    assert says in found["error"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("empty.wav", b"", "empty"),
+        ("text.wav", b"this is no sound at all, only words" * 10, "WAVE"),
+        ("missing.wav", None, "missing.wav"),
+    ],
+)
+def test_what_is_no_recording_is_one_line_and_exit_2(
+    tmp_path: Path, name: str, content: bytes | None, says: str
+) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+
+    done = demo(tmp_path, "--audio", str(path))
+
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert says in done.stderr
+    assert done.stdout == ""
+    assert [entry.name for entry in tmp_path.iterdir()] == ([] if content is None else [name])
+
+
+@pytest.mark.fault
+@pytest.mark.req("dc-clean-exit")
+def test_ctrl_c_ends_everything_that_ran(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "supervisor", "demo"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            wait_until(lambda: list(tmp_path.glob(".kernel/demo-*/run.json")), "the tree is up", timeout=30)
+            wait_until(lambda: list(tmp_path.glob(".kernel/demo-*/notes.sqlite")), "the job has begun", timeout=30)
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=40)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert "interrupted" in errors
+    wait_until(lambda: not _living_below(tmp_path), "every process of the demo has ended", timeout=5)
+    assert list(tmp_path.iterdir()) == []
