@@ -59,7 +59,7 @@ def make_app(definition: Definition) -> App:
             "content_generation": Limit(max_concurrency=4),
         },
         ports=make_ports,
-        companions=[Companion("asr", "asr_demo.companion:asr")],
+        companions=[Companion("asr", "asr_demo.asr_service:main")],
     )
 
 

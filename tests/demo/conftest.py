@@ -1,0 +1,49 @@
+"""Services for the tests of the demo: one shared by all that only ask, fresh ones for those that disturb."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from asr_demo.asr_client import Succeeded
+from tests.demo.asr_process import AsrProcess
+from tests.demo.sound import BUNDLED, FIRST_SENTENCE_S, cut
+
+
+@pytest.fixture(scope="session")
+def shared_asr(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AsrProcess]:
+    """A running service without faults. Its counts move under other tests: compare before and after."""
+    service = AsrProcess(tmp_path_factory.mktemp("shared_asr"))
+    try:
+        service.start()
+        yield service
+        assert service.stop() == 0
+    finally:
+        service.close()
+
+
+@pytest.fixture(scope="session")
+def transcription(shared_asr: AsrProcess) -> Succeeded:
+    """The bundled recording as the service reads it: recognised once for all tests."""
+    task = shared_asr.client().submit(BUNDLED, idempotency_key="transcription")
+    return shared_asr.result(task.task_id)
+
+
+@pytest.fixture
+def asr(tmp_path: Path) -> Iterator[AsrProcess]:
+    """A service of this test's own, not yet started."""
+    service = AsrProcess(tmp_path / "data")
+    try:
+        yield service
+    finally:
+        service.close()
+
+
+@pytest.fixture
+def sentence(asr: AsrProcess) -> Path:
+    """The first sentence of the talk, where the test's own service may read it."""
+    folder = asr.data_dir / "audio"
+    folder.mkdir(parents=True)
+    return cut(folder / "sentence.wav", FIRST_SENTENCE_S)
