@@ -1,0 +1,135 @@
+"""The README is true: its example is a working application, and its commands do what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.wait import wait_until
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-m", "supervisor", *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with the README's `flows.py`, and a tree that runs it."""
+    folder = tmp_path_factory.mktemp("newcomer")
+    (source,) = [block for block in re.findall(r"```python\n(.*?)```", README, re.S) if "# flows.py" in block]
+    (folder / "flows.py").write_text(source, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, "-m", "supervisor", "start", "--app", "flows:app", "--log-file", "kernel.log"],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    ) as process:
+        try:
+            wait_until(lambda: command(folder, "status").returncode == 0, "the tree is up", timeout=40)
+            yield folder
+        finally:
+            process.terminate()
+            process.wait(40)
+    assert process.returncode == 0
+
+
+def test_the_example_runs_from_the_shell(tree: Path) -> None:
+    (start,) = re.findall(r"^kernel-supervisor (workflow start .*)$", README, re.M)
+    words = re.findall(r"'[^']*'|\S+", start)
+
+    done = command(tree, *(word.strip("'") for word in words), "--json")
+
+    answer = json.loads(done.stdout)
+    assert done.returncode == 0, done.stderr
+    assert answer["execution_activated"] is True
+    assert answer["result"] == "order 7: thank you"
+
+    shown = command(tree, "workflow", "show", answer["workflow_id"])
+    assert "completed" in shown.stdout
+    assert "order:7" in shown.stdout
+
+
+@pytest.mark.req("spl-publisher-light", "sor-returns")
+def test_the_publisher_example_runs_in_a_process_without_activities(tree: Path) -> None:
+    (snippet,) = [block for block in re.findall(r"```python\n(.*?)```", README, re.S) if "open_client" in block]
+    program = f"""
+import json, sys
+from datetime import timedelta
+from pathlib import Path
+from kernel import plan
+import msgspec
+class Order(msgspec.Struct):
+    order_id: str
+class order_flow:
+    plan = plan("order_flow", ["ship", "thank"], input=Order, identity=("order_id",))
+data_dir = Path(".kernel").absolute()
+redis_url = "unix://" + json.loads((data_dir / "run.json").read_text())["redis"]
+{snippet.replace('"order:7"', '"order:8"').replace('Order("7")', 'Order("8")')}
+print(handle.result(timedelta(seconds=30)), handle.execution_activated, "flows" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tree,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.strip() == "order 8: thank you True False", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (("workflow", "start", "order_flaw", "--app", "flows:app", "--biz-key", "k"), 2, "order_flaw"),
+        (("workflow", "start", "order_flow", "--app", "flows:app", "--biz-key", "", "--input", "{}"), 2, "order_id"),
+        (
+            ("workflow", "start", "order_flow", "--app", "flows:app", "--biz-key", " ", "--input", '{"order_id": "1"}'),
+            2,
+            "biz_key",
+        ),
+        (("workflow", "start", "order_flow", "--app", "flaws:app", "--biz-key", "k"), 2, "flaws"),
+        (
+            ("workflow", "start", "order_flow", "--app", "flows:app", "--biz-key", "k", "--priority", "now")
+            + ("--input", '{"order_id": "1"}'),
+            2,
+            "'now'",
+        ),
+        (("workflow", "show", "wf-nobody"), 1, "does not exist"),
+        (("workflow", "show", "wf-nobody", "--data-dir", "elsewhere"), 69, "elsewhere"),
+    ],
+)
+def test_a_mistake_is_one_line(tree: Path, arguments: tuple[str, ...], status: int, says: str) -> None:
+    done = command(tree, *arguments)
+
+    assert done.returncode == status, done.stderr
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.req("can-supersede-idempotent")
+def test_supersede_of_an_unknown_workflow_changes_nothing(tree: Path) -> None:
+    done = command(tree, "workflow", "supersede", "wf-nobody", "--yes", "--json")
+
+    assert json.loads(done.stdout) == {"v": 1, "changed": False, "status": None}
