@@ -32,13 +32,18 @@ class Execution:
     """Runs one claim on the calling thread, and the steps of a wave on threads of their own."""
 
     def __init__(
-        self, services: Services, definition: Definition, claim: ActiveClaim, stopping: Callable[[], bool]
+        self,
+        services: Services,
+        definition: Definition,
+        depends_on: readiness.Dependencies,
+        claim: ActiveClaim,
+        stopping: Callable[[], bool],
     ) -> None:
         self._s = services
         self._definition = definition
         self._claim = claim
         self._stopping = stopping
-        self._depends_on = readiness.dependencies(definition.plan)
+        self._depends_on = depends_on
         self._ending = Ending(services, definition, claim)
         self._give_back = False
 
@@ -73,9 +78,11 @@ class Execution:
         if self._stopping() or self._give_back:
             return self._release(instance)
         now_ms = self._s.store.now_ms()
+        if self._activate_own(instance, now_ms):
+            return True
         ready = readiness.ready(self._depends_on, instance.steps, now_ms)
         if not ready:
-            return self._activate_own(instance, now_ms) or self._release(instance)
+            return self._release(instance)
         if len(ready) == 1:
             return self._solo(ready[0])
         return self._wave(ready)

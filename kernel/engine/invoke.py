@@ -19,7 +19,7 @@ from kernel.clock import Clock
 from kernel.context import Context
 from kernel.engine.claims import ActiveClaim
 from kernel.engine.event_loop import EventLoop
-from kernel.engine.ports import Runner
+from kernel.engine.ports import Event, Runner
 from kernel.errors import ActivityPanic, StepTimeout
 
 
@@ -64,14 +64,14 @@ class Invoker:
         started_ms = self._clock.boot_ms()
         deadline_ms = started_ms + timeout_ms
         claim.attach(token)
-        timeout = self._runner.call_at(deadline_ms, partial(self._time_out, token))
-        stuck = self._runner.call_at(deadline_ms + self._stuck_grace_ms, partial(self._stuck, what))
+        returned = self._runner.event()
+        timeout = self._runner.call_at(deadline_ms, partial(self._time_out, what, token, returned))
         try:
             ctx = context(token, lambda: deadline_ms - self._clock.boot_ms())
             value, error = self._call(function, ctx, token)
         finally:
             timeout.cancel()
-            stuck.cancel()
+            returned.set()
             claim.detach(token)
         elapsed_ms = self._clock.boot_ms() - started_ms
         if token.reason == "timeout":
@@ -100,9 +100,12 @@ class Invoker:
         token.on_fire(call.cancel)
         return call.result()
 
-    @staticmethod
-    def _time_out(token: CancelToken) -> None:
+    def _time_out(self, what: str, token: CancelToken, returned: Event) -> None:
+        """On the timer thread. The watch for an invocation that ignores its end starts only now: few ever need it."""
         token.fire("timeout")
+        at_ms = self._clock.boot_ms() + self._stuck_grace_ms
+        self._runner.call_at(at_ms, partial(self._stuck, what, returned))
 
-    def _stuck(self, what: str) -> None:
-        self._on_stuck(f"{what} went on for {self._stuck_grace_ms} ms after its timeout")
+    def _stuck(self, what: str, returned: Event) -> None:
+        if not returned.is_set():
+            self._on_stuck(f"{what} went on for {self._stuck_grace_ms} ms after its timeout")

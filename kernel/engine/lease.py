@@ -89,6 +89,11 @@ class Renewals:
             log.warning("%d claims could not be renewed: %s", len(due), error)
             return
         except KernelError:
+            if len(due) > 1:
+                # One damaged row raises for the whole batch; it must not cost the others their leases.
+                for claim in due:
+                    self._renew([claim])
+                return
             log.exception("a renewal was refused")
             return
         for claim, answer in zip(due, answers, strict=True):

@@ -12,7 +12,7 @@ import msgspec
 
 from kernel.codec import encode
 from kernel.definition import Step
-from kernel.directives import Sleep, WaitForSignal, Yield, interval_ms
+from kernel.directives import WAIT_DAYS_MAX, Sleep, WaitForSignal, Yield, interval_ms
 from kernel.engine.invoke import Outcome
 from kernel.engine.settings import Settings
 from kernel.errors import (
@@ -26,6 +26,8 @@ from kernel.errors import (
     WorkflowCanceled,
 )
 from kernel.records import ERROR_CHARACTERS_MAX, ErrorKind, ErrorRecord, StepRecord, Wait
+
+_DELAY_MS_MAX = WAIT_DAYS_MAX * 86_400_000
 
 
 class Complete(msgspec.Struct, frozen=True):
@@ -130,9 +132,14 @@ def _may_retry(step: Step, error: BaseException) -> bool:
 
 
 def _delay_ms(step: Step, error: BaseException, failures: int, fraction: float) -> int | None:
-    if isinstance(error, RetryAfter):
-        return max(0, error.delay_ms)
+    if isinstance(error, RetryAfter) and _is_delay(error.delay_ms):
+        # As a header gave it: perhaps a fraction, perhaps absurd. What reaches the row must be a whole, bounded number.
+        return round(min(max(0, error.delay_ms), _DELAY_MS_MAX))
     return None if step.retry is None else step.retry.delay_ms(failures, fraction)
+
+
+def _is_delay(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == value
 
 
 def error_record(error: BaseException, record: StepRecord | None = None) -> ErrorRecord:

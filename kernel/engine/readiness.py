@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from kernel.definition import Plan
 from kernel.records import StepRecord
 from kernel.states import (
@@ -85,10 +87,8 @@ def rest(depends_on: Dependencies, steps: Sequence[StepRecord]) -> Rest:
 
 def projected(steps: Sequence[StepRecord], index: int, status: StepStatus, **fields: object) -> list[StepRecord]:
     """The steps as they will be when step `index` has `status`: what a merged commit is decided on."""
-    changed = {name: getattr(steps[index], name) for name in steps[index].__struct_fields__}
-    changed.update(status=status, **fields)
     result = list(steps)
-    result[index] = StepRecord(**changed)
+    result[index] = msgspec.structs.replace(steps[index], status=status, **fields)
     return result
 
 

@@ -12,7 +12,10 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import msgspec
+
 from kernel.candidates import Candidate, Popped
+from kernel.engine import readiness
 from kernel.engine.claims import ActiveClaim
 from kernel.engine.execution import Execution
 from kernel.engine.services import Services
@@ -30,6 +33,13 @@ _SUSPECT_PUSH_MS = 1_000
 _SEEN_MAX = 4_096
 
 
+class _Guest(msgspec.Struct, frozen=True):
+    """A suspect for which this worker is going to make room, and since when it knows of it."""
+
+    suspect: Suspect
+    since_ms: int
+
+
 class Scheduler:
     """The slots of one worker process and the passes that fill them."""
 
@@ -37,12 +47,16 @@ class Scheduler:
         self._s = services
         self._claimer = claimer
         self._keys = definition_keys
+        definitions = services.app.definitions
+        # Once per process: the graph of a Definition does not change while it runs.
+        self._depends_on = {type_: readiness.dependencies(d.plan) for type_, d in definitions.items()}
         self._lock = threading.Lock()
         self._busy = 0
         self._alone = False
         self._stopping = False
-        self._lonely_since_ms: int | None = None
+        self._guest: _Guest | None = None
         self._pushed: dict[str, int] = {}
+        self._store_after: tuple[int, str] | None = None
         self.wake = services.runner.event()
         self.queue_failed = False
         self.scan_failed = False
@@ -70,10 +84,8 @@ class Scheduler:
         with self._lock:
             if self._stopping or self._alone:
                 return 0
-            if self._lonely_since_ms is not None and self._busy:
-                waited_ms = self._s.clock.boot_ms() - self._lonely_since_ms
-                if waited_ms >= self._s.settings.scan_ms:
-                    return 0
+            if self._busy and self._makes_room():
+                return 0
             return self._s.settings.slots - self._busy
 
     # --- the pass ----------------------------------------------------------------------------------------
@@ -84,6 +96,7 @@ class Scheduler:
         Returns the milliseconds until the queue's next entry is due, None when it knows of none. Raises
         StoreUnavailable when the durable store does not answer: nothing can be granted then.
         """
+        self._receive_guest()
         tries_left = self._s.settings.stale_tries
         while (room := self._room()) > 0:
             popped = self._pop(min(room, tries_left))
@@ -142,22 +155,45 @@ class Scheduler:
         return started
 
     def _try_suspects(self, suspects: Sequence[Suspect], back: list[Candidate]) -> int:
-        """A suspect runs only in an otherwise empty worker; a busy one leaves it to others for one scan period,
-        then takes nothing new until it is empty, so that a suspect is never starved (DECISIONS detail 4)."""
+        """A suspect runs only in an otherwise empty worker (DECISIONS detail 4). A busy one leaves it to others for one
+        scan period; then it takes nothing new until it is empty, and that suspect before anything else."""
         started = 0
         for suspect in suspects:
             if self._busy == 0 and not self._stopping:
-                answer = self._claimer.take_all([suspect.workflow_id], alone=True)[0]
-                self._lonely_since_ms = None
-                if isinstance(answer, Claimed):
-                    self._start(answer)
-                    started += 1
+                started += self._try_alone(suspect, back)
                 continue
-            if self._lonely_since_ms is None:
-                self._lonely_since_ms = self._s.clock.boot_ms()
+            if self._guest is None:
+                self._guest = _Guest(suspect, self._s.clock.boot_ms())
             at_ms = self._s.store.now_ms() + _SUSPECT_PUSH_MS
             back.append(Candidate(suspect.workflow_id, suspect.lane, at_ms))
         return started
+
+    def _try_alone(self, suspect: Suspect, back: list[Candidate]) -> int:
+        answer = self._claimer.take_all([suspect.workflow_id], alone=True)[0]
+        if isinstance(answer, Claimed):
+            self._start(answer)
+            return 1
+        if isinstance(answer, NotYet):
+            back.append(Candidate(answer.workflow_id, answer.lane, answer.at_ms))
+        return 0
+
+    def _makes_room(self) -> bool:
+        guest = self._guest
+        return guest is not None and self._s.clock.boot_ms() - guest.since_ms >= self._s.settings.scan_ms
+
+    def _receive_guest(self) -> None:
+        """Run the suspect that this worker waits for as soon as it is empty; forget it when another has taken it, so
+        that nobody keeps slots free for a suspect that is gone."""
+        guest = self._guest
+        if guest is None or self._stopping:
+            return
+        if self._busy == 0:
+            self._guest = None
+            back: list[Candidate] = []
+            self._try_alone(guest.suspect, back)
+            self._s.enqueue_candidates(back)
+        elif self._makes_room() and not self._claimer.is_due(guest.suspect.workflow_id):
+            self._guest = None
 
     def _mismatched(self, answer: Mismatch) -> list[Candidate]:
         """Pushed back once, for a worker that has the version; then left to the dispatchers (DECISIONS 13)."""
@@ -173,23 +209,42 @@ class Scheduler:
         return [Candidate(answer.workflow_id, answer.lane, at_ms)]
 
     def _claim_from_store(self, room: int) -> int:
-        """Without the queue: due rows of our types straight from the store, in no order of priority."""
-        now_ms = self._s.store.now_ms()
+        """Without the queue: due rows of our types straight from the store, in no order of priority.
+
+        Page after page until the slots are full, because a page of rows that nobody can claim (damaged ones, suspects)
+        must not hide the others; when all pages were in vain the next pass goes on where this one stopped (A45).
+        """
+        limit = max(32, 4 * room)
+        started = 0
+        for _ in range(self._s.settings.scan_pages):
+            rows = self._due_rows(limit)
+            full = len(rows) == limit
+            self._store_after = (rows[-1].at_ms, rows[-1].workflow_id) if full else None
+            # Shuffled, so that several workers do not fight for the same head of the page (STORE §3).
+            rows.sort(key=lambda _: self._s.ids.fraction())
+            while rows and (room := self._room()) > 0:
+                batch, rows = rows[:room], rows[room:]
+                started += self._try_all(batch)
+            if not full or self._room() <= 0:
+                break
+        if started:
+            self._store_after = None
+        return started
+
+    def _due_rows(self, limit: int) -> list[Candidate]:
         query = Query(
             table=INSTANCES,
-            guards=(OneOf("definition_key", self._keys), AtMost("claimable_time", now_ms), Missing("parked")),
+            guards=(
+                OneOf("definition_key", self._keys),
+                AtMost("claimable_time", self._s.store.now_ms()),
+                Missing("parked"),
+            ),
             order="claimable_time",
             columns=("workflow_id", "business_priority", "claimable_time"),
-            limit=max(32, 4 * room),
+            limit=limit,
+            after=self._store_after,
         )
-        rows = [Candidate(*row) for row in self._s.store.scan(query)]
-        # Shuffled, so that several workers do not fight for the same head of the page (STORE §3).
-        rows.sort(key=lambda _: self._s.ids.fraction())
-        started = 0
-        while rows and (room := self._room()) > 0:
-            batch, rows = rows[:room], rows[room:]
-            started += self._try_all(batch)
-        return started
+        return [Candidate(*row) for row in self._s.store.scan(query)]
 
     # --- running -----------------------------------------------------------------------------------------
 
@@ -219,7 +274,7 @@ class Scheduler:
     def _run(self, claim: ActiveClaim) -> None:
         try:
             definition = self._s.app.definition(claim.instance.type)
-            Execution(self._s, definition, claim, self.stopping).run()
+            Execution(self._s, definition, self._depends_on[definition.type], claim, self.stopping).run()
         finally:
             self._free(claim)
 

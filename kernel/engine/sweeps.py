@@ -118,7 +118,10 @@ class Sweeps:
             if len(rows) < self._s.settings.scan_page:
                 break
             after = (worker_id, rows[-1][0])
-        self._s.enqueue(freed)
+        # Before everything that was queued since they were: they had been taken once already.
+        self._s.enqueue_candidates(
+            [Candidate(i.workflow_id, i.business_priority, i.created_time) for i in freed if i.parked is None]
+        )
         return [instance.workflow_id for instance in freed]
 
     def _release(self, held: Held, worker_id: str, *, counted: bool) -> list[Instance]:
@@ -261,11 +264,9 @@ class Sweeps:
         return released
 
     def _read(self, workflow_id: str) -> Instance | None:
-        document = self._s.store.get(INSTANCES, workflow_id)
-        if document is None:
-            return None
         try:
-            return to_instance(document)
+            document = self._s.store.get(INSTANCES, workflow_id)
+            return None if document is None else to_instance(document)
         except (CorruptRecord, UnknownVersion) as error:
             log.error("a row does not decode and is left alone: %s", error)
             return None

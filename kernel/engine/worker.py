@@ -114,8 +114,15 @@ class WorkerLoop:
             return
         # Jittered, so that the workers of a tree do not scan in step.
         self._next_scan_ms = now_ms + round(self._s.settings.scan_ms * (0.8 + 0.2 * self._s.ids.fraction()))
-        self._sweeps.touch_definitions()
-        swept = self._sweeps.recover(self._s.settings.scan_ms)
+        try:
+            self._sweeps.touch_definitions()
+            swept = self._sweeps.recover(self._s.settings.scan_ms)
+        except KernelError as error:
+            # An empty queue is no answer now: this very round asks the store, and the next scan comes soon.
+            log.warning("a sweep failed: %s", error)
+            self._scheduler.scan_failed = True
+            self._next_scan_ms = now_ms + min(self._s.settings.scan_ms, _STORE_RETRY_MS)
+            return
         self._scheduler.scan_failed = not swept.complete
         self._scanned_ms = self._s.clock.boot_ms()
 

@@ -15,6 +15,8 @@ import pytest
 from tests.support.wait import wait_until
 
 ROOT = Path(__file__).parents[2]
+START = ("workflow", "start", "order_flow", "--app", "flows:app", "--biz-key")
+ORDER = '{"order_id": "1"}'
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -101,20 +103,11 @@ print(handle.result(timedelta(seconds=30)), handle.execution_activated, "flows" 
 @pytest.mark.parametrize(
     ("arguments", "status", "says"),
     [
-        (("workflow", "start", "order_flaw", "--app", "flows:app", "--biz-key", "k"), 2, "order_flaw"),
-        (("workflow", "start", "order_flow", "--app", "flows:app", "--biz-key", "", "--input", "{}"), 2, "order_id"),
-        (
-            ("workflow", "start", "order_flow", "--app", "flows:app", "--biz-key", " ", "--input", '{"order_id": "1"}'),
-            2,
-            "biz_key",
-        ),
-        (("workflow", "start", "order_flow", "--app", "flaws:app", "--biz-key", "k"), 2, "flaws"),
-        (
-            ("workflow", "start", "order_flow", "--app", "flows:app", "--biz-key", "k", "--priority", "now")
-            + ("--input", '{"order_id": "1"}'),
-            2,
-            "'now'",
-        ),
+        ((*START[:2], "order_flaw", *START[3:], "k"), 2, "order_flaw"),
+        ((*START, "", "--input", "{}"), 2, "order_id"),
+        ((*START, " ", "--input", ORDER), 2, "biz_key"),
+        ((*START, "k", "--input", ORDER, "--app", "flaws:app"), 2, "flaws"),
+        ((*START, "k", "--input", ORDER, "--priority", "now"), 2, "'now'"),
         (("workflow", "show", "wf-nobody"), 1, "does not exist"),
         (("workflow", "show", "wf-nobody", "--data-dir", "elsewhere"), 69, "elsewhere"),
     ],
