@@ -1,0 +1,264 @@
+"""`kernel-supervisor bench …`: measuring, on this machine, now.
+
+Exit status: 0 measured and every promise kept, 1 a promise was broken or the run failed, 2 usage.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
+
+import click
+
+from bench import report
+from bench.machine import file_system, load_average
+from bench.plan import LOG_NAME, Plan
+from bench.progress import open_progress
+
+if TYPE_CHECKING:
+    from bench.measured_run import Measured
+
+_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|s)?")
+_DURATION_MIN_S, _DURATION_MAX_S = 0.05, 3600.0
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
+    """`2`, `2s` or `500ms`, as seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        found = _DURATION.fullmatch(str(value))
+        if found is None:
+            self.fail(f"{value!r} is no duration such as 2, 0.5s or 500ms", param, ctx)
+        seconds = float(found[1]) / (1000 if found[2] == "ms" else 1)
+        if not _DURATION_MIN_S <= seconds <= _DURATION_MAX_S:
+            self.fail(f"{value!r} is not between 50ms and 3600s", param, ctx)
+        return seconds
+
+
+@click.group("bench", no_args_is_help=False)
+def main() -> None:
+    """Measure on this machine; whatever is printed or written was counted or timed in that run."""
+
+
+def _load_options(command: Callable[..., None]) -> Callable[..., None]:
+    """What is run, and how hard."""
+    for option in (
+        click.option(
+            "--durability", type=click.Choice(["full", "normal"]), default="full", help="What a commit survives (full)."
+        ),
+        click.option(
+            "--slots",
+            type=click.IntRange(1, 256),
+            metavar="N",
+            default=8,
+            help="Workflows one worker runs at once (8).",
+        ),
+        click.option("--workers", type=click.IntRange(1, 64), metavar="N", default=2, help="Worker processes (2)."),
+        click.option(
+            "--count", type=click.IntRange(1, 200_000), metavar="N", default=1000, help="Workflows to run (1000)."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def _fault_options(command: Callable[..., None]) -> Callable[..., None]:
+    """What goes wrong meanwhile."""
+    for option in (
+        click.option(
+            "--seed",
+            type=click.IntRange(0, 2**32 - 1),
+            metavar="N",
+            help="Chooses whom to kill (a fresh one, printed).",
+        ),
+        click.option("--flush-every", "flush_every_s", type=Duration(), metavar="TIME", help="Empty Redis that often."),
+        click.option(
+            "--kill-every",
+            "kill_every_s",
+            type=Duration(),
+            metavar="TIME",
+            help="SIGKILL a worker that often: 1s, 500ms.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def _report_options(command: Callable[..., None]) -> Callable[..., None]:
+    """What becomes of the figures."""
+    path = click.Path(path_type=Path)
+    for option in (
+        click.option(
+            "--compare", "compare_file", type=path, metavar="FILE", help="Show what changed since that report."
+        ),
+        click.option("--json", "json_file", type=path, metavar="FILE", help="Write the report there."),
+    ):
+        command = option(command)
+    return command
+
+
+@main.command()
+@_load_options
+@_fault_options
+@_report_options
+@click.option(
+    "--open",
+    "open_limit",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Open at once (all; with faults 2 × workers × slots).",
+)
+@click.option(
+    "--limit", "limit_s", type=Duration(), metavar="TIME", default=120.0, help="The load must be done by then (120s)."
+)
+@click.option(
+    "--idle-samples", type=click.IntRange(1, 10_000), metavar="N", default=300, help="Workflows run one by one (300)."
+)
+@click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    default=".kernel",
+    help="Disk to measure on (.kernel).",
+)
+def workflows(
+    count: int,
+    workers: int,
+    slots: int,
+    durability: Literal["full", "normal"],
+    kill_every_s: float | None,
+    flush_every_s: float | None,
+    seed: int | None,
+    json_file: Path | None,
+    compare_file: Path | None,
+    open_limit: int | None,
+    limit_s: float,
+    idle_samples: int,
+    data_dir: Path,
+) -> None:
+    """Workflows of three trivial steps through the real tree: rate, cost, latency, and what a kill costs."""
+    plan = Plan(
+        count=count,
+        workers=workers,
+        slots=slots,
+        durability=durability,
+        kill_every_s=kill_every_s,
+        flush_every_s=flush_every_s,
+        seed=secrets.randbits(32) if seed is None else seed,
+        limit_s=limit_s,
+        idle_samples=idle_samples,
+        open_limit=open_limit,
+    )
+    before = _checked(json_file, compare_file)
+    signal.signal(signal.SIGTERM, _end)
+    load = load_average()  # of others: this run is not part of it yet
+    from bench.workflow_row import row_of, text_of, violations_of  # loads the whole kernel
+
+    run, disk = _measured(plan, data_dir)
+    row, findings = row_of(run), violations_of(run)
+    found = report.made(
+        "workflows",
+        server=run.server,
+        settings={**plan.settings(), "file_system": disk, "load_before": load},
+        rows=[row],
+        shares=run.entered.shares,
+        findings=findings,
+    )
+    for line in text_of(run, row):
+        click.echo(line)
+    _conclude(found, before, json_file)
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    """SIGTERM ends this program as Ctrl-C does: through every `finally`, so that nothing it started or made stays."""
+    raise SystemExit(128 + number)
+
+
+def _checked(json_file: Path | None, compare_file: Path | None) -> report.Report | None:
+    """The report to compare with. Files are looked at first: nobody waits for a run and then reads that it is lost."""
+    if json_file is not None:
+        try:
+            report.check_place(json_file)
+        except OSError as error:
+            raise click.UsageError(f"--json {json_file}: {error.strerror}") from None
+    if compare_file is None:
+        return None
+    try:
+        return report.read(compare_file, "workflows")
+    except report.BadReport as error:
+        raise click.UsageError(f"--compare {error}") from None
+
+
+def _measured(plan: Plan, parent: Path) -> tuple[Measured, str]:
+    from bench.measured_run import measure  # loads the whole kernel
+
+    with _run_folder(parent) as folder, open_progress() as progress:
+        return measure(plan, folder, progress), file_system(folder)
+
+
+@contextmanager
+def _run_folder(parent: Path) -> Iterator[Path]:
+    """A fresh data folder, gone afterwards; after an error the tree's log is what is worth keeping."""
+    parent = parent.absolute()
+    try:
+        made_parent = not parent.exists()
+        parent.mkdir(mode=0o700, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix="bench-", dir=parent))
+    except OSError as error:
+        raise click.UsageError(f"--data-dir {parent}: {error.strerror}") from None
+    try:
+        yield folder
+    except Exception:
+        _show_log(folder / LOG_NAME)
+        raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if made_parent:
+            try:
+                parent.rmdir()  # only when nobody else uses it by now
+            except OSError:
+                pass
+
+
+def _show_log(path: Path) -> None:
+    """The last words of a tree that failed, before they are removed with its folder."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return
+    for line in lines[-10:]:
+        click.echo(line, err=True)
+
+
+def _conclude(found: report.Report, before: report.Report | None, json_file: Path | None) -> None:
+    """Commit and machine, what changed, the file, the verdict."""
+    settings = found.settings
+    click.echo(
+        f"  {'measured on':<20}{found.machine}, {settings['file_system']}, load before {settings['load_before']}"
+    )
+    click.echo(f"  {'with':<20}{found.python}, {found.server}, commit {found.commit}")
+    if before is not None:
+        click.echo(
+            "\n".join(["since the report of before:", *(f"  {line}" for line in report.compared(before, found))])
+        )
+    if json_file is not None:
+        try:
+            report.write(found, json_file)
+        except OSError as error:
+            raise click.ClickException(f"--json {json_file}: {error.strerror}") from None
+    for line in found.findings:
+        click.echo(f"violation: {line}", err=True)
+    sys.exit(1 if found.findings else 0)

@@ -1,0 +1,122 @@
+"""What a run of `bench workflows` amounts to: the row of its report, and what in it breaks a promise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from bench.app import STEPS
+from bench.measured_run import Measured
+from bench.recovery import KILL_BOUND_S
+
+
+def row_of(run: Measured) -> dict[str, Any]:
+    """The row (INTERFACES, Bench): rates per second, times in the unit of their name, counts per workflow."""
+    plan, stored = run.plan, run.stored
+    per_s = stored.completed / run.seconds
+    bare = median(run.bare_per_s) if run.bare_per_s else None
+    writes_per_s = stored.writes / run.seconds
+    return {
+        "workers": plan.workers,
+        "slots": plan.slots,
+        "durability": plan.durability,
+        "count": plan.count,
+        "completed": stored.completed,
+        "seconds": round(run.seconds, 3),
+        "per_s": round(per_s, 1),
+        "bare_commits_per_s": None if bare is None else round(bare),
+        "store_writes_per_s": round(writes_per_s),
+        "ratio": None if bare is None else round(writes_per_s / bare, 3),
+        "store_writes_per_workflow": round(stored.writes / plan.count, 3),
+        "redis_trips_per_workflow": round(run.round_trips / plan.count, 3),
+        "worker_cpu_us_per_workflow": _cpu_us(run),
+        "p50_ms": round(percentile(run.idle_ms, 50), 2),
+        "p99_ms": round(percentile(run.idle_ms, 99), 2),
+        "step_runs": run.entered.step_runs,
+        "extra_entries": run.entered.extra,
+        "kills": len(run.kills),
+        "flushes": run.flushes,
+        "resumed": len(run.recovery.resumed),
+        "recovered_s": _rounded(run.recovery.max_s),
+        "recovered_median_s": _rounded(run.recovery.median_s),
+    }
+
+
+def violations_of(run: Measured) -> list[str]:
+    """What went wrong, one line each; an empty list is a run that kept every promise."""
+    plan, stored, entered = run.plan, run.stored, run.entered
+    found = []
+    if stored.completed != plan.count:
+        others = ", ".join(f"{number} {state}" for state, number in sorted(stored.others.items()))
+        late = "" if run.in_time else f" within {plan.limit_s:g} s"
+        found.append(f"{stored.completed} of {plan.count} workflows completed{late} ({others})")
+    if entered.missing:
+        found.append(f"{entered.missing} of {plan.count * len(STEPS)} steps were never entered")
+    allowed = len(run.kills) * plan.slots
+    if entered.extra > allowed:
+        why = f"{len(run.kills)} kills × {plan.slots} slots allow {allowed}" if run.kills else "nothing was killed"
+        found.append(f"{entered.extra} steps were entered again, but {why}")
+    late_ones = run.recovery.late
+    if late_ones:
+        worst = max(one.seconds for one in late_ones)
+        found.append(
+            f"{len(late_ones)} workflows of killed workers went on late: after up to {worst:.2f} s, not within "
+            f"{KILL_BOUND_S:g} s of the kill ({run.poll_s:g} s where Redis was emptied between)"
+        )
+    return found
+
+
+def text_of(run: Measured, row: dict[str, Any]) -> list[str]:
+    """The row for people."""
+    plan = run.plan
+    whole = "" if run.stored.writes_whole else "at least "
+    rate, bare = row["store_writes_per_s"], row["bare_commits_per_s"]
+    lines = [
+        f"{plan.count} workflows of {len(STEPS)} trivial steps, {plan.workers} worker processes × {plan.slots} slots, "
+        f"embedded store, durability {plan.durability}",
+        _line("throughput", f"{row['per_s']:,.0f} workflows/s ({row['completed']} in {row['seconds']:.2f} s)"),
+        _line("completed", f"{row['completed']} of {plan.count}"),
+        _line("step entries", f"{row['step_runs']} for {plan.count * len(STEPS)} steps, {row['extra_entries']} again"),
+        _line("store writes", f"{whole}{row['store_writes_per_workflow']:.2f} per workflow"),
+        _line("Redis round trips", f"{row['redis_trips_per_workflow']:.2f} per workflow"),
+        _line("one at a time", f"p50 {row['p50_ms']:.1f} ms, p99 {row['p99_ms']:.1f} ms from start to result"),
+    ]
+    if bare is not None:
+        text = f"{rate:,} writes/s = {row['ratio']:.2f} × {bare:,} bare single-row commits/s"
+        lines.insert(5, _line("against the disk", text))
+    if row["worker_cpu_us_per_workflow"] is not None:
+        lines.append(_line("CPU of the workers", f"{row['worker_cpu_us_per_workflow']} µs per workflow"))
+    if plan.faulty:
+        lines.append(_line("faults", f"{row['kills']} kills, {row['flushes']} flushes, seed {plan.seed}"))
+        lines.append(_line("each step held", f"{plan.hold_ms} ms, at most {plan.open_max} workflows open"))
+    if run.kills:
+        lines.append(_line("work of the killed", _resumed_text(row)))
+    return lines
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """The smallest value that at least `percent` % of the sorted values do not pass (nearest rank)."""
+    rank = -(-len(ordered) * percent // 100)
+    return ordered[max(0, int(rank) - 1)]
+
+
+def _resumed_text(row: dict[str, Any]) -> str:
+    if not row["resumed"]:
+        return "none: every kill met a worker with empty hands"
+    return (
+        f"{row['resumed']} workflows went on after {row['recovered_median_s']:.2f} s (median), "
+        f"{row['recovered_s']:.2f} s at most"
+    )
+
+
+def _line(what: str, text: str) -> str:
+    return f"  {what:<20}{text}"
+
+
+def _cpu_us(run: Measured) -> int | None:
+    return None if run.worker_cpu_s is None else round(run.worker_cpu_s * 1e6 / run.plan.count)
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)

@@ -1,0 +1,128 @@
+"""`kernel-supervisor bench workflows`: what it measures on a real tree, and that it ends clean however it ends."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.bench_runs.command import BENCH, LIMIT_S, Run, run_workflows
+from tests.support.wait import wait_until
+
+ROW_OF_INTERFACES = {
+    "workers", "durability", "per_s", "bare_commits_per_s", "ratio", "store_writes_per_workflow",
+    "redis_trips_per_workflow", "p50_ms", "p99_ms", "step_runs", "recovered_s",
+}  # fmt: skip
+
+
+def test_all_complete_and_each_step_runs_exactly_once(small_run: Run) -> None:
+    assert small_run.status == 0, small_run.stderr
+    assert small_run.row["completed"] == 60
+    assert small_run.row["step_runs"] == 180
+    assert small_run.row["extra_entries"] == 0
+    assert small_run.report["violations"] == 0
+
+
+def test_a_workflow_of_three_steps_costs_at_most_six_writes_and_three_round_trips(small_run: Run) -> None:
+    # One insert, one claim, one begin, three completions: fewer would mean that something is not counted.
+    assert 5 <= small_run.row["store_writes_per_workflow"] <= 6
+    assert 0 < small_run.row["redis_trips_per_workflow"] <= 3
+
+
+@pytest.mark.req("dc-bench-repeatable")
+def test_the_report_names_commit_machine_versions_and_settings(small_run: Run) -> None:
+    report = small_run.report
+    assert (report["v"], report["bench"]) == (1, "workflows")
+    assert small_run.row.keys() >= ROW_OF_INTERFACES
+    assert all(report[name] for name in ("commit", "machine", "python", "server"))
+    assert report["server"].startswith("valkey ")
+    expected = {"count": 60, "workers": 2, "slots": 8, "durability": "normal", "idle_samples": 20}
+    assert expected.items() <= report["settings"].items()
+
+
+def test_latency_and_the_bare_rate_are_timed_in_the_same_run(small_run: Run) -> None:
+    row = small_run.row
+    assert 0 < row["p50_ms"] <= row["p99_ms"]
+    # Both are rounded; per_s comes from the time that the row states.
+    assert row["ratio"] == pytest.approx(row["store_writes_per_s"] / row["bare_commits_per_s"], rel=0.02, abs=0.001)
+    assert row["per_s"] == pytest.approx(60 / row["seconds"], rel=0.01)
+
+
+def test_without_a_terminal_it_prints_plain_lines_and_leaves_nothing_behind(small_run: Run) -> None:
+    assert "60 of 60" in small_run.stdout
+    assert "\x1b" not in small_run.stdout + small_run.stderr
+    assert small_run.stderr == ""
+    assert small_run.left == []
+
+
+@pytest.mark.fault
+@pytest.mark.req("flt-redis-flush")
+def test_killed_workers_and_an_emptied_redis_cost_time_but_no_workflow(tmp_path: Path) -> None:
+    run = run_workflows(
+        tmp_path, "--count", "200", "--open", "16", "--kill-every", "1s", "--flush-every", "900ms", "--seed", "1",
+        "--idle-samples", "10", "--limit", "60",
+    )  # fmt: skip
+
+    row = run.row
+    assert run.status == 0, run.stderr
+    assert row["completed"] == 200
+    assert row["kills"] >= 1 and row["flushes"] >= 1
+    assert 0 < row["extra_entries"] <= row["kills"] * 8
+    assert row["resumed"] > 0
+    assert 0 < row["recovered_median_s"] <= row["recovered_s"]
+    assert run.report["settings"]["seed"] == 1
+    assert run.left == []
+
+
+@pytest.mark.fault
+def test_ctrl_c_ends_the_tree_and_removes_its_folder(tmp_path: Path) -> None:
+    # 60 s of load: it can not end by itself while this test looks.
+    command = [*BENCH, "workflows", "--count", "9000", "--kill-every", "10s", "--idle-samples", "1"]
+    bench = subprocess.Popen(command, cwd=tmp_path, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_until(lambda: list(tmp_path.glob(".kernel/bench-*/entries/*")), "workers that run", timeout=30)
+        family = psutil.Process(bench.pid).children(recursive=True)
+        assert {"worker-0", "worker-1", "dispatcher-0"} <= {process.name() for process in family}
+
+        bench.send_signal(signal.SIGINT)
+        bench.communicate(timeout=LIMIT_S)
+    finally:
+        if bench.poll() is None:
+            bench.kill()
+            bench.communicate()
+
+    assert bench.returncode == 130
+    assert psutil.wait_procs(family, timeout=10)[1] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--count", "0"], "--count"),
+        (["--count", "many"], "--count"),
+        (["--workers", "0"], "--workers"),
+        (["--durability", "half"], "--durability"),
+        (["--kill-every", "soon"], "--kill-every"),
+        (["--kill-every", "1ms"], "--kill-every"),
+        (["--flush-every", "-1"], "--flush-every"),
+        (["--json", "missing/report.json"], "--json"),
+        (["--json", "."], "--json"),
+        (["--compare", "missing.json"], "--compare"),
+        (["--data-dir", "/proc/nowhere"], "--data-dir"),
+        (["surplus"], "surplus"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_a_bad_option_is_one_line_and_exit_2(tmp_path: Path, options: list[str], words: str) -> None:
+    command = [*BENCH, "workflows", *options]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("error: ") and words in line
+    assert list(tmp_path.iterdir()) == []
