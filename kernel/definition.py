@@ -48,9 +48,11 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     def delay_ms(self, failures: int, fraction: float) -> int:
         """Milliseconds to wait after the `failures`-th failure; `fraction` in [0, 1) places the jitter."""
-        # The exponent is capped: a float overflow must not turn a long back-off into a crash.
-        factor = self.backoff ** min(failures - 1, 64)
-        plain = min(self.initial_interval.total_seconds() * factor, self.max_interval.total_seconds())
+        first_s, longest_s = self.initial_interval.total_seconds(), self.max_interval.total_seconds()
+        try:
+            plain = min(first_s * self.backoff ** (failures - 1), longest_s)
+        except OverflowError:
+            plain = longest_s if first_s else 0.0
         return max(0, round(plain * 1000 * (1 + self.jitter * (2 * fraction - 1))))
 
 

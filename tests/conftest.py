@@ -9,4 +9,5 @@ pytest_plugins = (
     "tests.support.programs",
     "tests.support.requirements_index",
     "tests.support.leftovers",
+    "tests.support.mongo_server",
 )

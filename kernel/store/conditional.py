@@ -31,6 +31,9 @@ Path: TypeAlias = tuple[str | int, ...]
 _PATH = re.compile(r"steps\.(0|[1-9][0-9]{0,3})(\.[a-z][a-z0-9_]*){0,2}|[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]{0,63})?")
 
 
+_WHOLE_STEP = re.compile(r"steps\.[0-9]+")
+
+
 class _Word(msgspec.Struct, frozen=True):
     field: str
 
@@ -121,6 +124,10 @@ class Append(_Word, frozen=True):
     value: Any
     keep: int
 
+    def __post_init__(self) -> None:
+        if self.keep < 1:
+            raise InvalidTransition(f"{self.field}: a bounded list keeps at least one item, not {self.keep}")
+
 
 Guard: TypeAlias = Equals | Differs | OneOf | AtMost | AtLeast | Exists | Missing | Due
 Change: TypeAlias = Put | Clear | Add | RaiseTo | LowerTo | PutNow | PutNowPlus | Append
@@ -194,23 +201,31 @@ def parse(field: str) -> Path:
 
 def check(transition: Transition) -> None:
     """Refuse what one of the interpreters could not run exactly. Each shape of transition is checked once."""
-    shape = tuple((type(change), change.field) for change in transition.changes)
-    _check_guards(tuple((type(guard), guard.field) for guard in transition.guards))
-    _check_changes(shape)
+    _check_guards(tuple((type(g), g.field, type(getattr(g, "value", ""))) for g in transition.guards))
+    _check_changes(tuple((type(c), c.field) for c in transition.changes), transition.commit_id is not None)
 
 
 @lru_cache(maxsize=4096)
-def _check_guards(shape: tuple[tuple[type, str], ...]) -> None:
-    for kind, field in shape:
+def _check_guards(shape: tuple[tuple[type, str, type], ...]) -> None:
+    for kind, field, value in shape:
         if kind not in GUARDS:
             raise InvalidTransition(f"{kind.__name__} is no guard")
+        if value in (type(None), list, tuple, dict):
+            # MongoDB would match absent fields, or look into lists.
+            raise InvalidTransition(f"{field}: a guard compares with one plain value, not with a {value.__name__}")
+        if kind in (AtMost, AtLeast) and value not in (int, float):
+            raise InvalidTransition(f"{field}: {kind.__name__} compares numbers, not a {value.__name__}")
         parse(field)
 
 
 @lru_cache(maxsize=4096)
-def _check_changes(shape: tuple[tuple[type, str], ...]) -> None:
+def _check_changes(shape: tuple[tuple[type, str], ...], marked: bool) -> None:
     if not shape:
         raise InvalidTransition("a transition without a change")
+    if marked and any(field.partition(".")[0] == "commit_ids" for _, field in shape):
+        raise InvalidTransition("commit_ids is written by the store: a transition with a commit_id leaves it alone")
+    if any(kind is Clear and _WHOLE_STEP.fullmatch(field) for kind, field in shape):
+        raise InvalidTransition("a step can be replaced and not cleared: the others would change their numbers")
     paths = []
     for kind, field in shape:
         if kind not in CHANGES:

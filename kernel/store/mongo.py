@@ -13,11 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import pymongo
 from pymongo import ReturnDocument
 from pymongo.errors import BulkWriteError, DuplicateKeyError
 
 from kernel.clock import Clock
-from kernel.errors import InvalidTransition, OutcomeUnknown, Unavailable
+from kernel.errors import InvalidTransition, OutcomeUnknown, StoreUnavailable, Unavailable
 from kernel.records import Document
 from kernel.store import mongo_schema
 from kernel.store.conditional import (
@@ -38,15 +39,22 @@ from kernel.store.mongo_errors import DUPLICATE_KEY, translated
 from kernel.store.protocol import Query
 from kernel.store.tables import TABLES, Table
 
+PREPARE_S = 300.0
+BATCH_ROWS = 1_000
+BATCH_BYTES = 16 * 1024 * 1024
+BULK_ROW_S = 0.005
+"""How much longer a batch may take for each of its rows."""
+
 _NO_ID = {"_id": 0}
 
 
 class MongoStore:
     """A store in the database `database` at `uri`; opens its client at the first use, after the fork.
 
-    `clock` measures durations only. `timeout_ms` is at most a sixth of the lease (RELIABILITY 2.7): so long a call
-    waits for a server, and twice as long for an answer. `listeners` are handed to the driver (pymongo.monitoring).
-    Raises InvalidConfig for a URI that is none.
+    `clock` measures durations only. `timeout_ms` bounds a call in all, the search for a server and the driver's own
+    repetitions included; it is at most a sixth of the lease (RELIABILITY 2.7). Only `prepare`, which may build
+    indexes, and bulk inserts, by their size, may take longer. `listeners` are handed to the driver
+    (pymongo.monitoring). Raises InvalidConfig for a URI that is none.
     """
 
     def __init__(
@@ -60,12 +68,15 @@ class MongoStore:
         listeners: Sequence[Any] = (),
     ) -> None:
         self._tables = dict(TABLES if tables is None else tables)
+        self._call_s = timeout_ms / 1000
         self._server_clock = ServerClock(clock, self._server_ms)
         self._opener = Opener(uri, database, tuple(self._tables), timeout_ms, listeners)
 
     def prepare(self) -> None:
         """Make and check indexes and schema version; safe to run in many processes at once (rec-indexes)."""
-        with self._translated("prepare", writing=False):  # every part of it may be done again
+        self._server_ms()  # a server that is not there is told within the ordinary time
+        # Every part of it may be done again, so nothing that was lost on the way is unknown for long.
+        with self._translated("prepare", writing=False, limit_s=max(PREPARE_S, self._call_s)):
             mongo_schema.prepare(self._opener.connection().database, self._tables.values())
 
     def now_ms(self) -> int:
@@ -87,18 +98,25 @@ class MongoStore:
         return self._duplicate(table, row, failure) or Inserted(stored_row)
 
     def insert_all(self, inserts: Sequence[Insert]) -> list[InsertAnswer]:
-        """One bulk write for each table. Nothing is sent when one of the rows can not be stored."""
-        answers: dict[int, InsertAnswer] = {}
-        places: dict[str, list[int]] = {}
-        rows: list[Document] = []
-        for place, insert in enumerate(inserts):
-            rows.append(_row(self._tables[insert.table], insert))
-            answers[place] = Inserted(decoded(encoded(_named(insert), rows[-1])))
-            places.setdefault(insert.table, []).append(place)
-        for name, own in places.items():
-            refused = self._insert_many(self._tables[name], [rows[place] for place in own])
-            answers.update({own[index]: answer for index, answer in refused.items()})
-        return [answers[place] for place in range(len(inserts))]
+        """Bulk writes of up to a thousand rows. Nothing is sent when one of the rows can not be stored."""
+        rows = [_row(self._tables[insert.table], insert) for insert in inserts]
+        data = [encoded(_named(insert), row) for insert, row in zip(inserts, rows, strict=True)]
+        answers: list[InsertAnswer] = [Inserted(decoded(item)) for item in data]
+        written = False
+        try:
+            for name, places in _batches(inserts, data):
+                table = self._tables[name]
+                failures = self._insert_many(table, [rows[place] for place in places])
+                written = True
+                for failure in failures:
+                    place = places[failure["index"]]
+                    answers[place] = self._duplicate(table, rows[place], failure) or answers[place]
+        except StoreUnavailable as error:
+            # "Nothing was written" is true of one batch only.
+            if written:
+                raise OutcomeUnknown(str(error)) from None
+            raise
+        return answers
 
     def apply(self, transition: Transition) -> Answer:
         table, rows = self._tables[transition.table], self._opener.connection().tables[transition.table]
@@ -143,22 +161,22 @@ class MongoStore:
         with self._translated(f"read of {table}", writing=False):
             return rows.majority.find_one(wanted, _NO_ID)
 
-    def _insert_many(self, table: Table, rows: list[Document]) -> dict[int, InsertAnswer]:
-        """Insert, and tell which rows were refused and why."""
+    def _insert_many(self, table: Table, rows: list[Document]) -> list[Mapping[str, Any]]:
+        """Insert one batch; the failures are those of rows that another row keeps out."""
         collection = self._opener.connection().tables[table.name].writes
         what = f"insert of {len(rows)} rows into {table.name}"
-        with self._translated(what):
+        with self._translated(what, limit_s=self._call_s + BULK_ROW_S * len(rows)):
             try:
                 collection.insert_many(rows, ordered=False)
-                return {}
             except BulkWriteError as error:
                 details = error.details
-                failures = details.get("writeErrors", [])
-                other = [failure["code"] for failure in failures if failure["code"] != DUPLICATE_KEY]
-                if other or details.get("writeConcernErrors"):
-                    raise OutcomeUnknown(f"{what}: MongoDB does not confirm all of them (codes {other})") from None
-        refused = {failure["index"]: self._duplicate(table, rows[failure["index"]], failure) for failure in failures}
-        return {index: answer for index, answer in refused.items() if answer is not None}
+            else:
+                return []
+        failures: list[Mapping[str, Any]] = details.get("writeErrors", [])
+        other = [failure["code"] for failure in failures if failure["code"] != DUPLICATE_KEY]
+        if other or details.get("writeConcernErrors"):
+            raise OutcomeUnknown(f"{what}: MongoDB does not confirm all of them (codes {other})")
+        return failures
 
     def _duplicate(self, table: Table, row: Document, failure: Mapping[str, Any]) -> Duplicate | None:
         """Which column another row has already, the key before all others; None when that other row is this one.
@@ -179,14 +197,15 @@ class MongoStore:
         return Duplicate(column)
 
     def _server_ms(self) -> int:
-        with translated("hello", self._opener.hosts, writing=False):
+        with pymongo.timeout(self._call_s), translated("hello", self._opener.hosts, writing=False):
             reply = self._opener.connection().database.command("hello", codec_options=CODEC)
         return int(reply["localTime"])
 
     @contextmanager
-    def _translated(self, what: str, *, writing: bool = True) -> Iterator[None]:
+    def _translated(self, what: str, *, writing: bool = True, limit_s: float | None = None) -> Iterator[None]:
+        """Run calls of the driver within `limit_s` and in the kernel's errors."""
         try:
-            with translated(what, self._opener.hosts, writing=writing):
+            with pymongo.timeout(limit_s or self._call_s), translated(what, self._opener.hosts, writing=writing):
                 yield
         except Unavailable:
             self._server_clock.distrust()
@@ -207,3 +226,19 @@ def _row(table: Table, insert: Insert) -> Document:
             text(column, document.get(column))
     row: Document = stored("", document)
     return row
+
+
+def _batches(inserts: Sequence[Insert], data: Sequence[bytes]) -> Iterator[tuple[str, list[int]]]:
+    """The places of rows that go into one table with one request of the driver."""
+    for name in dict.fromkeys(insert.table for insert in inserts):
+        places: list[int] = []
+        size = 0
+        for place, insert in enumerate(inserts):
+            if insert.table != name:
+                continue
+            if len(places) == BATCH_ROWS or (places and size + len(data[place]) > BATCH_BYTES):
+                yield name, places
+                places, size = [], 0
+            places.append(place)
+            size += len(data[place])
+        yield name, places

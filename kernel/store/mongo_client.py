@@ -12,6 +12,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import pymongo
 from pymongo import MongoClient, ReadPreference, WriteConcern
 from pymongo.collection import Collection
 from pymongo.database import Database
@@ -23,6 +24,8 @@ from kernel.errors import InvalidConfig, WrongProcess
 from kernel.records import Document
 from kernel.store.mongo_codec import CODEC
 from kernel.store.mongo_errors import INVALID_URI
+
+CLOSE_S = 0.5
 
 _SCHEME, _SRV_SCHEME = "mongodb://", "mongodb+srv://"
 _HOST_NAME = re.compile(r"[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+\.?")
@@ -46,7 +49,8 @@ class Connection(NamedTuple):
 class Opener:
     """Opens one connection for one process, at the first use, and refuses every other process.
 
-    `timeout_ms` bounds the search for a server and each connection attempt; an answer may take twice as long.
+    `timeout_ms` bounds each search for a server and each connection attempt, for whatever the driver does by itself;
+    how long a call may take in all is said at the call (`pymongo.timeout`).
     """
 
     def __init__(
@@ -86,7 +90,9 @@ class Opener:
         would run the driver's clean-up on shared sockets."""
         if self._connection is not None and self._pid == os.getpid():
             connection, self._connection = self._connection, None
-            connection.client.close()
+            # It tells the server that its sessions end: a courtesy, for which a lost server is not waited for.
+            with pymongo.timeout(CLOSE_S):
+                connection.client.close()
 
     def _opened(self) -> Connection:
         try:
@@ -106,8 +112,7 @@ class Opener:
             self._database,
             codec_options=CODEC,
             read_preference=ReadPreference.PRIMARY,
-            # The server's own time-out lies below the socket's: an unconfirmed write is told, not guessed.
-            write_concern=WriteConcern(w="majority", j=True, wtimeout=self._timeout_ms),
+            write_concern=WriteConcern(w="majority", j=True),
             read_concern=ReadConcern("local"),
         )
         majority = ReadConcern("majority")

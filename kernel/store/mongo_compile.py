@@ -216,21 +216,15 @@ def write_of(table: Table, transition: Transition) -> Write:
 def _refuse(table: Table, changes: tuple[Change, ...]) -> None:
     """Refuse what MongoDB would answer otherwise than the reference."""
     permanent = {table.key, *(column for index in table.unique for column in index.columns)}
-    marks = 0
     for change in changes:
         field = change.field
         first = parse(field)[0]
-        marks += first == "commit_ids"
         if first in permanent:
             raise InvalidTransition(f"{field}: the key and unique columns of a row are permanent")
         if isinstance(change, PutNow | PutNowPlus):
             _time_field(field)
         elif isinstance(change, Add) and is_time(field):
             raise InvalidTransition(f"{field}: a time can not be added to; put the new time or raise it")
-        elif isinstance(change, Append) and change.keep < 1:
-            raise InvalidTransition(f"{field}: a list keeps at least one item, not {change.keep}")
-    if marks > 1:
-        raise InvalidTransition("commit_ids: two changes touch it")
 
 
 def _steps_to_demand(guards: tuple[Guard, ...], changes: tuple[Change, ...]) -> list[str]:
@@ -248,8 +242,6 @@ def _step_of(field: str) -> int:
 def _operators(changes: tuple[Change, ...]) -> Document:
     update: Document = {}
     for change in changes:
-        if isinstance(change, Clear) and isinstance(parse(change.field)[-1], int):
-            continue  # an item of a list can not be absent; $unset would write null over it
         operator, operand = _operator(change)
         update.setdefault(operator, {})[change.field] = operand
     return update

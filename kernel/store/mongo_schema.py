@@ -13,6 +13,7 @@ from typing import Any
 from pymongo import IndexModel
 from pymongo.database import Database
 from pymongo.errors import DuplicateKeyError, OperationFailure
+from pymongo.read_concern import ReadConcern
 
 from kernel.errors import SchemaMismatch
 from kernel.records import Document
@@ -50,7 +51,8 @@ def prepare(database: Database[Document], tables: Iterable[Table]) -> None:
 
 
 def _check_version(database: Database[Document], *, must_exist: bool) -> None:
-    found = database[META].find_one({META_KEY: {"$eq": "schema"}}, {"_id": 0, "version": 1})
+    meta = database.get_collection(META, read_concern=ReadConcern("majority"))
+    found = meta.find_one({META_KEY: {"$eq": "schema"}}, {"_id": 0, "version": 1})
     if found is None and not must_exist:
         return
     version = None if found is None else found.get("version")

@@ -90,7 +90,7 @@ class SqliteStore:
     def prepare(self) -> None:
         """Make what is missing, check version, tables and indexes. Raises SchemaMismatch or StoreUnavailable."""
         tables = tuple(self._tables.values())
-        self._alone(lambda connection: sqlite_schema.prepare(connection, tables))
+        self._alone(lambda connection: sqlite_schema.prepare(connection, self.path, tables))
         self._alone(self._committer.read_clock)
 
     def insert(self, insert: Insert) -> InsertAnswer:

@@ -130,7 +130,7 @@ class Committer:
 
     def _write(self, connection: sqlite3.Connection, slots: list[Slot[Work]]) -> None:
         if not self._checked:
-            sqlite_schema.check_version(connection)
+            sqlite_schema.check_version(connection, self._path)
             self._checked = True
         connection.execute("BEGIN IMMEDIATE")
         answers: list[list[object]] = []
@@ -235,9 +235,7 @@ class Committer:
             return
         try:
             if os.stat(f"{self._path}-wal").st_size > LOG_BYTES_MAX:
-                connection.execute("PRAGMA busy_timeout = 20")
                 sqlite_files.shrink_log(connection)
-                connection.execute(f"PRAGMA busy_timeout = {sqlite_files.BUSY_MS}")
         except (OSError, sqlite3.Error) as error:
             _log.warning("store %s: the log could not be shortened: %s", self._path, error)
 

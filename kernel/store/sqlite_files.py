@@ -18,6 +18,7 @@ Durability = Literal["full", "normal"]
 
 BUSY_MS = 1000
 """How long SQLite itself waits for a lock: only other programs than ours ever hold one against us."""
+SHRINK_MS = 20
 CHECKPOINT_PAGES = 4000
 """Pages of the log (16 MiB) after which a commit moves them into the database. SQLite's own 1,000 made that, with its
 fsync, half the price of a commit: most pages of a busy store change again before they are moved."""
@@ -58,7 +59,7 @@ def open_writer(path: str, durability: Durability) -> sqlite3.Connection:
     connection = _connect(path)
     try:
         # First of all, because the journal mode is a lasting change of somebody's file.
-        sqlite_schema.check_version(connection, made=False)
+        sqlite_schema.check_version(connection, path, made=False)
         mode = connection.execute("PRAGMA journal_mode = WAL").fetchall()[0][0]
         if mode != "wal":
             raise StoreUnavailable(f"store {path}: this file system does not allow a write-ahead log")
@@ -76,7 +77,7 @@ def open_reader(path: str) -> sqlite3.Connection:
     connection = _connect(path)
     try:
         connection.execute("PRAGMA query_only = ON")
-        sqlite_schema.check_version(connection)
+        sqlite_schema.check_version(connection, path)
     except BaseException:
         connection.close()
         raise
@@ -90,8 +91,15 @@ def _connect(path: str) -> sqlite3.Connection:
 
 
 def shrink_log(connection: sqlite3.Connection) -> bool:
-    """Move the whole log into the database and cut its file; False while a reader still needs it."""
-    return bool(connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()[0][0] == 0)
+    """Move the whole log into the database and cut its file; False while a reader still needs it.
+
+    The caller holds the lock file, so this waits for readers hardly longer than one of their statements takes.
+    """
+    connection.execute(f"PRAGMA busy_timeout = {SHRINK_MS}")
+    try:
+        return bool(connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()[0][0] == 0)
+    finally:
+        connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
 
 
 def primary_code(error: sqlite3.Error) -> int:

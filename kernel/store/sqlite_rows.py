@@ -23,7 +23,8 @@ from kernel.store.tables import Index, Table
 
 BODY = "_document"
 """The column of the encoded document: no field can be called so."""
-_INTEGER_MAX = 2**63 - 1
+_INTEGERS = range(-(2**63), 2**63)
+"""What SQLite stores as a number."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
@@ -48,7 +49,7 @@ def to_column(value: Any) -> int | float | str | bytes | None:
     """The SQL value of a field."""
     if isinstance(value, str):
         return value
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _INTEGER_MAX:
+    if isinstance(value, int) and not isinstance(value, bool) and value in _INTEGERS:
         return value
     if isinstance(value, float) and not math.isnan(value):
         return value

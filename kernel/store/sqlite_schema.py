@@ -25,12 +25,12 @@ _CREATE_CLOCK = (
 )
 
 
-def prepare(connection: sqlite3.Connection, tables: Iterable[Table]) -> None:
+def prepare(connection: sqlite3.Connection, path: str, tables: Iterable[Table]) -> None:
     """Make what is missing and check the rest, in one transaction. The caller holds the write lock."""
     connection.execute("BEGIN IMMEDIATE")
     try:
-        check_version(connection, made=False)
-        for statement in _missing(tables, _found(connection)):
+        check_version(connection, path, made=False)
+        for statement in _missing(path, tables, _found(connection)):
             connection.execute(statement)
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
@@ -40,19 +40,21 @@ def prepare(connection: sqlite3.Connection, tables: Iterable[Table]) -> None:
             connection.execute("ROLLBACK")
 
 
-def check_version(connection: sqlite3.Connection, *, made: bool = True) -> None:
+def check_version(connection: sqlite3.Connection, path: str, *, made: bool = True) -> None:
     """Raises SchemaMismatch for the file of a newer kernel, for that of another program, and with `made` for one
     in which nothing was prepared yet."""
     version = _pragma(connection, "user_version")
     owner = _pragma(connection, "application_id")
     if owner not in (0, APPLICATION_ID) or (version and owner != APPLICATION_ID):
-        raise SchemaMismatch("the file is the database of another program")
+        raise SchemaMismatch(f"store {path}: the file is the database of another program")
     if version == 0 and (found := _found(connection)):
-        raise SchemaMismatch(f"the file holds tables of another program: {', '.join(sorted(found)[:3])}")
+        raise SchemaMismatch(f"store {path}: the file holds tables of another program: {', '.join(sorted(found)[:3])}")
     if version > SCHEMA_VERSION:
-        raise SchemaMismatch(f"schema version {version} is newer than this kernel knows ({SCHEMA_VERSION}): upgrade it")
+        raise SchemaMismatch(
+            f"store {path}: schema version {version} is newer than this kernel knows ({SCHEMA_VERSION}): upgrade it"
+        )
     if made and version < SCHEMA_VERSION:
-        raise SchemaMismatch("the store has not been prepared: call prepare() first")
+        raise SchemaMismatch(f"store {path}: the store has not been prepared: call prepare() first")
 
 
 def _pragma(connection: sqlite3.Connection, name: str) -> int:
@@ -65,7 +67,7 @@ def _found(connection: sqlite3.Connection) -> dict[str, str]:
     return dict(connection.execute(query).fetchall())
 
 
-def _missing(tables: Iterable[Table], found: dict[str, str]) -> Iterator[str]:
+def _missing(path: str, tables: Iterable[Table], found: dict[str, str]) -> Iterator[str]:
     """The statements that make what is not there yet. Raises SchemaMismatch for what is there and differs."""
     if CLOCK not in found:
         yield _CREATE_CLOCK
@@ -77,9 +79,11 @@ def _missing(tables: Iterable[Table], found: dict[str, str]) -> Iterator[str]:
             yield from indexes.values()
             continue
         if found[table.name] != create:
-            raise SchemaMismatch(f"table {table.name} differs from its declaration: {found[table.name]}")
+            raise SchemaMismatch(f"store {path}: table {table.name} differs from its declaration: {found[table.name]}")
         for name, statement in indexes.items():
             if name not in found:
-                raise SchemaMismatch(f"{table.name} lacks an index that correctness rests on: {statement}")
+                raise SchemaMismatch(
+                    f"store {path}: {table.name} lacks an index that correctness rests on: {statement}"
+                )
             if found[name] != statement:
-                raise SchemaMismatch(f"index {name} differs from its declaration: {found[name]}")
+                raise SchemaMismatch(f"store {path}: index {name} differs from its declaration: {found[name]}")

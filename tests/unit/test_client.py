@@ -1,0 +1,131 @@
+"""The publisher's side beside starting: lanes by name, waiting for a result, and what it says of each end."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from kernel.client import Client, lane_of
+from kernel.clock import ManualClock
+from kernel.definition import plan
+from kernel.errors import (
+    CheckpointError,
+    CoordinationRejected,
+    InvalidPriority,
+    Parked,
+    ResultTimeout,
+    UnknownWorkflow,
+    WorkflowFailed,
+    WorkflowWasCanceled,
+)
+from kernel.ids import SeededIds
+from kernel.store.conditional import Clear, Put, Transition
+from kernel.store.memory import MemoryStore
+from kernel.store.tables import INSTANCES
+from tests.support.engine_queue import MemoryQueue, QueueView
+from tests.support.engine_runner import SteppedRunner
+
+
+@pytest.mark.parametrize(
+    ("priority", "lane"),
+    [("realtime", 0), ("async", 1), ("background", 2), ("compensation", 3), (0, 0), (1, 1), (2, 2), (3, 3)],
+)
+def test_priorities_are_lanes_by_name_or_number(priority: int | str, lane: int) -> None:
+    assert lane_of(priority) == lane
+
+
+@pytest.mark.parametrize("priority", ["Realtime", "0", "", 4, -1, True, False, 1.0, None, [0]])
+def test_whatever_else_is_no_priority(priority: Any) -> None:
+    with pytest.raises(InvalidPriority, match="realtime, async, background, compensation"):
+        lane_of(priority)
+
+
+class Publisher:
+    """A client on a memory store and a clock that stands still until somebody waits."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.store = MemoryStore(self.clock)
+        self.runner = SteppedRunner(self.clock)
+        self.queue = MemoryQueue(self.store.now_ms)
+        pause: Any = self.runner.event()
+        view = QueueView(self.queue)
+        self.client = Client(self.store, view, self.clock, SeededIds(1), pause, input_bytes_max=1_000)
+
+    def start(self) -> str:
+        return self.client.start_or_resume(plan("job", ["a", "b"]), biz_key="k").workflow_id
+
+    def change(self, workflow_id: str, *changes: Any) -> None:
+        self.store.apply(Transition("by hand", INSTANCES, workflow_id, (), changes))
+
+
+@pytest.fixture
+def publisher() -> Publisher:
+    return Publisher()
+
+
+def test_the_result_is_the_last_steps_output_as_the_asked_type(publisher: Publisher) -> None:
+    workflow_id = publisher.start()
+    publisher.change(workflow_id, Put("status", "completed"), Put("outputs", {"a": b"\x01\x01", "b": b"\x01\x02"}))
+
+    assert publisher.client.result(workflow_id, timedelta(0), int) == 2
+    with pytest.raises(CheckpointError, match="output of step b"):
+        publisher.client.result(workflow_id, timedelta(0), str)
+    publisher.change(workflow_id, Clear("outputs.b"))
+    assert publisher.client.result(workflow_id, timedelta(0)) is None
+
+
+def test_waiting_for_a_result_ends_with_it_or_with_the_callers_patience(publisher: Publisher) -> None:
+    workflow_id = publisher.start()
+    began_ms = publisher.clock.boot_ms()
+    with pytest.raises(ResultTimeout, match=f"{workflow_id} is still running after 0:00:03"):
+        publisher.client.result(workflow_id, timedelta(seconds=3))
+    assert 3_000 <= publisher.clock.boot_ms() - began_ms <= 3_300
+
+    done_ms = publisher.clock.boot_ms() + 5_000
+    publisher.runner.call_at(done_ms, lambda: publisher.change(workflow_id, Put("status", "completed")))
+    publisher.client.result(workflow_id, timedelta(seconds=60))
+
+    assert publisher.clock.boot_ms() - done_ms <= 300
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ((Put("status", "canceled"),), WorkflowWasCanceled, "was canceled"),
+        ((Put("status", "failed"),), WorkflowFailed, "no error was recorded"),
+        (
+            (Put("status", "failed"), Put("error", {"code": "c", "type": "ValueError", "message": "no"})),
+            WorkflowFailed,
+            "ValueError: no",
+        ),
+        ((Put("parked", {"reason": "it kills", "since_time": 1}),), Parked, "it kills"),
+    ],
+)
+def test_every_other_end_is_an_error_of_its_own(publisher: Publisher, changes: Any, error: Any, words: str) -> None:
+    workflow_id = publisher.start()
+    publisher.change(workflow_id, *changes)
+
+    with pytest.raises(error, match=words):
+        publisher.client.result(workflow_id, timedelta(seconds=9))
+
+
+def test_an_unknown_workflow_has_no_result_and_is_no_instance(publisher: Publisher) -> None:
+    with pytest.raises(UnknownWorkflow, match="wf-nothing"):
+        publisher.client.result("wf-nothing", timedelta(seconds=9))
+    assert publisher.client.get("wf-nothing") is None
+
+
+@pytest.mark.req("sor-enqueue-failure")
+def test_a_queue_that_refuses_does_not_fail_the_start(publisher: Publisher) -> None:
+    def rejects() -> None:
+        raise CoordinationRejected("WRONGTYPE a lane holds something else")
+
+    publisher.queue.hang = rejects
+
+    handle = publisher.client.start_or_resume(plan("job", ["a"]), biz_key="k")
+
+    assert handle.execution_activated
+    assert publisher.client.get(handle.workflow_id) == handle.instance
