@@ -165,7 +165,7 @@ def _drive(config: Config, folder: Path, recording: Path, kill_at: str | None, *
         with open_screen(quiet_terminal=quiet) as screen:
             screen.say(f"recording {recording.name}; store, queue and log in {folder}")
             with running(config) as session:
-                client = open_client(config, folder, f"unix://{_redis_socket(folder)}")
+                client = open_client(config, folder, session.redis_url)
                 _follow(session, client, notes, run, recording, kill_at, screen)
             # The tree has ended: what the speech service and the ledger counted is final.
             run.note = notes.read("note-1")
@@ -176,10 +176,6 @@ def _drive(config: Config, folder: Path, recording: Path, kill_at: str | None, *
     finally:
         notes.close()
     return run
-
-
-def _redis_socket(folder: Path) -> str:
-    return str(json.loads((folder / "run.json").read_text(encoding="utf-8"))["redis"])
 
 
 def _follow(

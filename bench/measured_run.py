@@ -8,10 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
 
-import msgspec
 import psutil
 
 from bench.bare_commits import bare_commits_per_s
@@ -28,7 +25,7 @@ from kernel.clock import SystemClock
 from kernel.config import Config, load
 from kernel.runtime import open_client, open_store
 from kernel.store.protocol import Store
-from supervisor.session import Session, SessionFailed, running
+from supervisor.session import Session, running
 
 _BARE_SLICES, _BARE_SLICE_S = 4, 0.1
 _ALIVE_EVERY_S = 1.0
@@ -65,7 +62,7 @@ class _Opened:
         self.folder = folder
         self.store = store
         self.calls = calls
-        self.client: Client = open_client(config, folder, _redis_url(folder))
+        self.client: Client = open_client(config, folder, session.redis_url)
         self._alive_at_s = time.monotonic()
 
     def check_alive(self) -> None:
@@ -160,17 +157,8 @@ def _loaded(plan: Plan, tree: _Opened, progress: Progress, idle_ms: list[float])
 
 @contextmanager
 def _opened(session: Session, config: Config, folder: Path) -> Iterator[_Opened]:
-    with closing(open_store(config, folder, SystemClock())) as store, closing(RedisCalls(_redis_url(folder))) as calls:
+    with closing(open_store(config, folder, SystemClock())) as store, closing(RedisCalls(session.redis_url)) as calls:
         yield _Opened(session, config, folder, store, calls)
-
-
-def _redis_url(folder: Path) -> str:
-    """Where the tree's own Redis is, from the file in which the supervisor says so."""
-    try:
-        found = msgspec.json.decode((folder / "run.json").read_bytes(), type=dict[str, Any])
-        return f"unix://{quote(found['redis'])}"
-    except (OSError, msgspec.MsgspecError, KeyError) as error:
-        raise SessionFailed(f"the tree in {folder} does not say where its Redis is: {error}") from None
 
 
 def _config(plan: Plan, folder: Path) -> Config:

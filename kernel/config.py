@@ -239,6 +239,11 @@ def _is_app_path(text: str) -> bool:
     return bool(colon) and all(part.isidentifier() for part in (*module.split("."), *attribute.split(".")))
 
 
+def user_runtime_dir() -> str:
+    """The user's private folder for sockets as the session manager names it; empty where there is none."""
+    return os.environ.get("XDG_RUNTIME_DIR", "")
+
+
 def setting_choices(name: str) -> tuple[str, ...]:
     """The closed list of values of a setting, for command-line help; empty when it is open."""
     wanted = next(f.type for f in msgspec.structs.fields(Config) if f.name == name)

@@ -6,6 +6,7 @@ starts, even if the store is silent (DECISIONS detail 16).
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
@@ -107,7 +108,7 @@ class Context:
     def output(self, step: str) -> Any: ...
 
     @overload
-    def output(self, step: str, type_: type[T]) -> T | None: ...
+    def output(self, step: str, type_: builtins.type[T]) -> T | None: ...
 
     def output(self, step: str, type_: Any = Any) -> Any:
         """The committed output of an earlier step, decoded; None when it was skipped or has not completed."""
@@ -118,7 +119,7 @@ class Context:
     def checkpoint(self) -> Any: ...
 
     @overload
-    def checkpoint(self, type_: type[T]) -> T | None: ...
+    def checkpoint(self, type_: builtins.type[T]) -> T | None: ...
 
     def checkpoint(self, type_: Any = None) -> Any:
         """What the last directive of this step left, unchanged; None in a first invocation."""

@@ -49,6 +49,7 @@ from kernel.store.sqlite import SqliteStore
 log = logging.getLogger("kernel.runtime")
 
 STORE_FILE = "store.sqlite"
+_EXIT_FAILED, _EXIT_CONFIG = 1, 2
 _REPORT_S = 1.0
 _DRAINING_REPORT_S = 0.05
 
@@ -221,8 +222,8 @@ def worker(link: Link) -> int:
     """The role of a worker process."""
     recycle: list[str] = []
     engine = _started(link, recycle.append)
-    if engine is None:
-        return 1
+    if isinstance(engine, int):
+        return engine
     _listen(engine, link)
     loop = engine.worker_loop()
     loop.start()
@@ -246,8 +247,8 @@ def worker(link: Link) -> int:
 def dispatcher(link: Link) -> int:
     """The role of a dispatcher process."""
     engine = _started(link, lambda reason: log.error("stuck: %s", reason))
-    if engine is None:
-        return 1
+    if isinstance(engine, int):
+        return engine
     loop = engine.dispatcher_loop()
     loop.start()
     link.ready()
@@ -257,17 +258,20 @@ def dispatcher(link: Link) -> int:
     return 0
 
 
-def _started(link: Link, on_stuck: Callable[[str], None]) -> Engine | None:
-    """This process's engine, or None after its last words: one line that the supervisor shows."""
+def _started(link: Link, on_stuck: Callable[[str], None]) -> Engine | int:
+    """This process's engine, or its exit status after its last words: one line that the supervisor shows."""
     faulthandler.enable()
     try:
         return _engine(link, on_stuck)
+    except InvalidConfig as error:
+        link.failed(str(error))
+        return _EXIT_CONFIG  # trying again would not help: the supervisor ends the tree at once
     except KernelError as error:
         link.failed(str(error))
     except Exception as error:
         log.exception("this process could not be started")
         link.failed(f"start failed: {type(error).__name__}: {error}")
-    return None
+    return _EXIT_FAILED
 
 
 def _obey(link: Link, loop: WorkerLoop | DispatcherLoop) -> bool:

@@ -30,6 +30,7 @@ from kernel.errors import (
 )
 from kernel.records import Instance
 from kernel.runtime import load_app, open_client
+from supervisor.embedded import embedded_url
 from supervisor.run_dir import read_run_file
 
 EXIT_UNAVAILABLE = 69
@@ -160,7 +161,7 @@ def _client(config: Config) -> Client:
     if config.mongodb_uri is None and not folder.is_dir():
         raise StoreUnavailable(f"there is no data folder {folder}")
     run = read_run_file(folder)
-    embedded = None if run is None or run.redis is None else f"unix://{run.redis}"
+    embedded = None if run is None else embedded_url(run.redis)
     return open_client(config, folder, config.redis_url or embedded)
 
 

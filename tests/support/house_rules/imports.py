@@ -33,7 +33,7 @@ VOCABULARY = (
 SEAM = (*VOCABULARY, "kernel.store", "kernel.store.protocol")
 CONCRETE_STORES = ("kernel.store.memory", "kernel.store.sqlite", "kernel.store.mongo")
 ASSEMBLY = ("kernel", "kernel.runtime", "kernel.testing")
-PARENT = ("kernel.config.*", "kernel.errors.*")
+PARENT = ("kernel.config.*", "kernel.errors.*", "kernel.ids.*")
 OPERATORS = ("supervisor.cli", "supervisor.ops", "supervisor.console")  # never loaded by the parent's own modules
 
 

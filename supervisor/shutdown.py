@@ -1,0 +1,114 @@
+"""How a tree, or one child of it, is brought to its end (dc-signal-cascade, RELIABILITY L8).
+
+Level 1, drain: workers and dispatchers together have the grace time; when the last of them has ended, companions and
+the embedded server follow. Level 2, hasten: everything within two seconds. Level 3: SIGKILL. A child past its limit is
+killed with its process group, and the tree then ends with status 1.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from functools import partial
+
+from supervisor.child import HASTEN_S
+from supervisor.forking import Exit
+from supervisor.loop import Loop
+from supervisor.messages import Drain, Hasten
+from supervisor.slot import Slot
+
+log = logging.getLogger("supervisor")
+
+HASTEN_LIMIT_MS = 1_400
+REST_LIMIT_MS = 1_500
+REST_HASTEN_LIMIT_MS = 300
+_TOLD_SHARE = 0.9
+_TOLD_EARLIER_MAX_S = 1.0
+"""A child is told a little less than its limit: what it can still give back by itself need not be taken over."""
+
+
+class Shutdown:
+    """The end of the children in `slots`, a list that the tree owns."""
+
+    def __init__(self, loop: Loop, slots: list[Slot], drain_s: float) -> None:
+        self.level = 0
+        self.was_unclean = False
+        self._loop = loop
+        self._slots = slots
+        self._drain_s = drain_s
+        self._rest_told = False
+
+    @property
+    def is_over(self) -> bool:
+        return self.level > 0 and not any(slot.process is not None for slot in self._slots)
+
+    def raise_to(self, level: int) -> None:
+        """Begin to drain, hasten or kill; a lower level than the present one changes nothing."""
+        if level <= self.level:
+            return
+        first, self.level = self.level == 0, min(level, 3)
+        if any(slot.process is not None for slot in self._slots):
+            log.info(("drain", "hasten", "kill")[self.level - 1], extra={"event": "drain.begin", "order": self.level})
+        if first:
+            for slot in self._slots:
+                if slot.process is None and slot.state != "FATAL":
+                    slot.rest()
+                    slot.state = "STOPPED"
+        for slot in self._slots:
+            if slot.process is None:
+                continue
+            if self.level == 3:
+                self._kill(slot)
+            elif self.level == 2:
+                self._hasten(slot)
+            elif slot.kind not in ("companion", "embedded") and slot.state != "DRAINING":
+                self.drain_one(slot)
+        self._tell_the_rest()
+
+    def drain_one(self, slot: Slot) -> None:
+        """Let one child end its work within the grace time."""
+        told_s = max(self._drain_s * _TOLD_SHARE, self._drain_s - _TOLD_EARLIER_MAX_S)
+        self._tell(slot, Drain(deadline_s=told_s), round(self._drain_s * 1000))
+
+    def ended(self, slot: Slot, found: Exit) -> None:
+        """A child was reaped while everything ends."""
+        if slot.state != "FATAL":
+            slot.state = "STOPPED"
+        if slot.kind != "probe" and (slot.killed_by_order or not found.clean):
+            self.was_unclean = True
+        self._tell_the_rest()
+
+    def _hasten(self, slot: Slot) -> None:
+        is_rest = slot.kind in ("companion", "embedded")
+        if is_rest and not self._rest_told:
+            return
+        self._tell(slot, Hasten(deadline_s=HASTEN_S), REST_HASTEN_LIMIT_MS if is_rest else HASTEN_LIMIT_MS)
+
+    def _tell_the_rest(self) -> None:
+        """Companions and embedded server, when nobody needs them any more."""
+        if self._rest_told or self.level == 0:
+            return
+        rest = [slot for slot in self._slots if slot.kind in ("companion", "embedded")]
+        if any(slot.process is not None for slot in self._slots if slot not in rest):
+            return
+        self._rest_told = True
+        limit_ms = REST_LIMIT_MS if self.level == 1 else REST_HASTEN_LIMIT_MS
+        for slot in rest:
+            self._tell(slot, Drain(deadline_s=limit_ms / 1000 * _TOLD_SHARE), limit_ms)
+
+    def _tell(self, slot: Slot, message: Drain | Hasten, limit_ms: int) -> None:
+        if slot.process is None:
+            return
+        slot.rest()
+        slot.state = "DRAINING"
+        # A child that has not read its link for so long that it is full still has a signal handler.
+        if not slot.send(message):
+            slot.process.send_signal(signal.SIGTERM)
+        slot.timer = self._loop.call_in(limit_ms, partial(self._kill, slot))
+
+    def _kill(self, slot: Slot) -> None:
+        if slot.process is not None:
+            slot.rest()
+            slot.killed_by_order = True
+            log.warning(f"{slot.name} is killed: past its limit", extra={"event": "child.killed", "child": slot.name})
+            slot.process.kill_group()

@@ -1,0 +1,156 @@
+"""Drain, hasten, kill (dc-signal-cascade)."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import psutil
+import pytest
+
+from tests.process.supervised import STUBS, all_gone, program
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.fault
+
+
+@pytest.mark.req("dc-signal-cascade")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_drains_all_in_parallel_and_the_exit_status_is_0(supervise, number) -> None:
+    tree = supervise(program(worker="slow_worker", companions=("echo",)), workers=3)
+    tree.wait_running()
+    family = tree.family()
+
+    began = time.monotonic()
+    tree.process.send_signal(number)
+
+    assert tree.wait_end() == 0
+    assert 0.6 <= time.monotonic() - began < 1.6  # three drains of 0.6 s, side by side
+    assert len(tree.heard("drained")) == 3
+    assert tree.heard("hasten") == []
+    assert all_gone(family)
+
+
+def test_companions_end_after_those_who_may_need_them(supervise) -> None:
+    tree = supervise(program(worker="slow_worker", companions=("echo",)), redis_url=None)
+    tree.wait_running()
+
+    tree.process.send_signal(signal.SIGTERM)
+    assert tree.wait_end() == 0
+
+    ends = [line["x"]["child"] for line in tree.log("child.exited")]
+    assert set(ends[:2]) == {"worker-0", "dispatcher-0"}
+    assert set(ends[2:]) == {"echo", "valkey"}
+
+
+@pytest.mark.req("dc-signal-cascade", "shd-grace")
+def test_a_child_past_the_grace_time_is_killed_and_the_exit_status_is_1(supervise) -> None:
+    tree = supervise(program(worker="stubborn_worker"), drain_s=1.0)
+    tree.wait_running()
+    family = tree.family()
+    worker_id = tree.child("worker-0")["worker_id"]
+
+    began = time.monotonic()
+    tree.process.send_signal(signal.SIGTERM)
+
+    assert tree.wait_end() == 1
+    assert 1.0 <= time.monotonic() - began < 2.5
+    assert [line["x"]["child"] for line in tree.log("child.killed")] == ["worker-0"]
+    (end,) = [line["x"] for line in tree.log("child.exited") if line["x"]["child"] == "worker-0"]
+    assert end["cause"] == "ordered"
+    assert worker_id
+    assert all_gone(family)
+
+
+@pytest.mark.req("dc-signal-cascade")
+def test_a_second_signal_hastens(supervise) -> None:
+    tree = supervise(program(worker="stubborn_worker", companions=("echo",)), workers=2, drain_s=60.0)
+    tree.wait_running()
+    tree.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: len(tree.heard("drain")) >= 2, "the drain order")
+
+    began = time.monotonic()
+    tree.process.send_signal(signal.SIGTERM)
+
+    assert tree.wait_end() == 1
+    assert time.monotonic() - began <= 2.0
+    assert len(tree.heard("hasten")) == 2
+
+
+def test_a_third_signal_kills(supervise) -> None:
+    tree = supervise(program(worker="stubborn_worker"), drain_s=60.0)
+    tree.wait_running()
+    for order in (1, 2, 3):
+        began = time.monotonic()
+        tree.process.send_signal(signal.SIGTERM)
+        if order < 3:
+            wait_until(lambda order=order: len(tree.log("drain.begin")) == order, "the order is taken")
+
+    assert tree.wait_end() == 1
+    assert time.monotonic() - began < 1.0
+
+
+def test_a_signal_to_the_whole_process_group_is_one_order_to_drain(supervise) -> None:
+    """`systemctl stop` signals every process, and the supervisor passes the order on: nobody is hastened by that."""
+    tree = supervise(program(worker="slow_worker"))
+    tree.wait_running()
+
+    for process in tree.family():
+        try:
+            process.terminate()
+        except psutil.NoSuchProcess:
+            continue  # it was ordered to end before its own signal came
+
+    assert tree.wait_end() == 0
+    assert tree.heard("hasten") == []
+    assert len(tree.heard("drained")) == 1
+
+
+def test_a_child_that_is_signalled_twice_by_another_hand_hastens(supervise) -> None:
+    tree = supervise(program(worker="slow_worker"))
+    tree.wait_running()
+    worker = tree.process_of("worker-0")
+    worker.terminate()
+    wait_until(lambda: tree.heard("drain"), "it drains")
+
+    worker.terminate()
+
+    wait_until(lambda: tree.heard("hasten"), "it hastens")
+    tree.wait_replaced("worker-0", worker)
+
+
+@pytest.mark.case("A66")
+def test_a_stopped_child_does_not_hold_up_the_end(supervise) -> None:
+    tree = supervise(drain_s=0.5)
+    tree.wait_running()
+    tree.process_of("worker-0").suspend()
+
+    tree.process.send_signal(signal.SIGTERM)
+
+    assert tree.wait_end() == 1
+
+
+@pytest.mark.case("A59")
+@pytest.mark.req("dc-clean-exit")
+def test_sigterm_at_any_moment_of_the_start_leaves_nothing(supervise, tmp_path) -> None:
+    """24 starts, signalled 0–50 ms after the first sign of life and before; a zombie or an orphan would stay."""
+    for attempt in range(24):
+        folder = tmp_path / f"run{attempt}"
+        tree = supervise(program(probe="probe"), folder=folder, app=f"{STUBS}:any", drain_s=3.0)
+        if attempt % 4:
+            wait_until(lambda folder=folder: (folder / "supervisor.lock").exists(), "it has begun", every=0.001)
+        family = tree.family()
+        pause_ms(attempt * 50 / 24)
+        family = [*family, *[process for process in tree.family() if process not in family]]
+
+        tree.process.send_signal(signal.SIGTERM)
+
+        assert tree.wait_end() in (0, -signal.SIGTERM), tree.log_text()
+        assert all_gone(family)
+        assert not folder.exists() or {path.name for path in folder.iterdir()} <= {"heard.jsonl"}
+
+
+def pause_ms(duration: float) -> None:
+    """Let a moment pass that is itself what is tested."""
+    deadline = time.monotonic() + duration / 1000
+    wait_until(lambda: time.monotonic() >= deadline, "the moment", every=0.001)
