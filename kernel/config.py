@@ -228,6 +228,8 @@ def _check_relations(config: Config) -> None:
         )
     if not 0 < config.fence_s < config.lease_s or config.fence_s <= config.renew_period_s:
         raise InvalidConfig("fence_margin_s: lease − margin must lie between the renewal period and the lease")
+    if sum(config.lane_weights) > 100 or config.lane_burst > 99:
+        raise InvalidConfig("lane_weights: at most 100 together; lane_burst: at most 99")
     if not config.data_dir.strip() or "\0" in config.data_dir:
         raise InvalidConfig("data_dir: must name a folder")
     if config.app is not None and not _is_app_path(config.app):

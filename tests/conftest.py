@@ -10,4 +10,5 @@ pytest_plugins = (
     "tests.support.requirements_index",
     "tests.support.leftovers",
     "tests.support.mongo_server",
+    "tests.support.redis_servers",
 )

@@ -11,7 +11,7 @@ lanes were emptied behind its back and starts a rebuild (DECISIONS detail 20).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -195,13 +195,12 @@ def _push_args(entry: LaneEntry, channel: bytes) -> tuple[Word, ...]:
     return (*args, channel) if channel else args
 
 
-def _push_many_args(entries: Iterable[LaneEntry], channel: bytes) -> list[Word]:
-    counts = [0] * LANES
-    pairs: list[list[Word]] = [[] for _ in range(LANES)]
+def _push_many_args(entries: Sequence[LaneEntry], channel: bytes) -> tuple[Word, ...]:
+    texts: list[list[str]] = [[] for _ in range(LANES)]
     for entry in entries:
-        counts[entry.lane] += 1
-        pairs[entry.lane] += (entry.score_ms, entry.workflow_id)
-    return [channel, *counts, *(word for lane in pairs for word in lane)]
+        texts[entry.lane] += (entry.workflow_id, str(entry.score_ms))
+    wakeup_ms = min(entry.score_ms for entry in entries)
+    return (channel, wakeup_ms, *(_FIELD.join(text) for text in texts))
 
 
 def _check(entry: LaneEntry) -> None:
