@@ -25,6 +25,8 @@ import msgspec
 
 from kernel.errors import InvalidTransition
 from kernel.records import Document
+from kernel.states import INSTANCE_STATUSES, STEP_STATUSES
+from kernel.store.tables import INSTANCES
 
 Path: TypeAlias = tuple[str | int, ...]
 
@@ -159,6 +161,10 @@ class Insert(msgspec.Struct, frozen=True):
     key: str
     document: Document
 
+    def __post_init__(self) -> None:
+        if self.table == INSTANCES and "status" in self.document:
+            _check_status("status", self.document["status"])
+
 
 class Applied(msgspec.Struct, frozen=True):
     """The transition hit; `document` is the row after it."""
@@ -203,6 +209,17 @@ def check(transition: Transition) -> None:
     """Refuse what one of the interpreters could not run exactly. Each shape of transition is checked once."""
     _check_guards(tuple((type(g), g.field, type(getattr(g, "value", ""))) for g in transition.guards))
     _check_changes(tuple((type(c), c.field) for c in transition.changes), transition.commit_id is not None)
+    if transition.table == INSTANCES:
+        for change in transition.changes:
+            if change.field.endswith("status") and isinstance(change, Put):
+                _check_status(change.field, change.value)
+
+
+def _check_status(field: str, value: object) -> None:
+    """Statuses are a closed set, whoever writes (rec-status-set)."""
+    known: tuple[str, ...] = STEP_STATUSES if field.startswith("steps.") else INSTANCE_STATUSES
+    if value not in known:
+        raise InvalidTransition(f"{field}: {value!r} is no status; there are {', '.join(known)}")
 
 
 @lru_cache(maxsize=4096)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from kernel.errors import CorruptRecord
 from kernel.records import COMMIT_IDS_KEPT, Document
 from kernel.store.conditional import (
     Add,
@@ -39,12 +40,19 @@ ABSENT = _Absent()
 
 
 def changed(document: Document, transition: Transition, now_ms: int) -> Document | None:
-    """The row after `transition`, or None when a guard does not hold. Changes `document` in place."""
-    if not holds(document, transition.guards, now_ms):
-        return None
-    change_all(document, transition.changes, now_ms)
-    if transition.commit_id is not None:
-        change_all(document, (commit_mark(transition.commit_id),), now_ms)
+    """The row after `transition`, or None when a guard does not hold. Changes `document` in place.
+
+    Raises CorruptRecord when the row does not have the shape that the transition needs.
+    """
+    try:
+        if not holds(document, transition.guards, now_ms):
+            return None
+        change_all(document, transition.changes, now_ms)
+        if transition.commit_id is not None:
+            change_all(document, (commit_mark(transition.commit_id),), now_ms)
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        # The row does not have the shape that the change needs: text that is added to, a map that is no list.
+        raise CorruptRecord(f"{transition.table} {transition.key!r}: {transition.name}: {error}") from None
     return document
 
 

@@ -147,8 +147,7 @@ class Committer:
                     self._keep_clock(connection, tick)
                 self._commit(connection)
         finally:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
+            _roll_back(connection)
         for slot, outcomes in zip(slots, answers, strict=True):
             slot.done = outcomes
         if wrote:
@@ -238,6 +237,14 @@ class Committer:
                 sqlite_files.shrink_log(connection)
         except (OSError, sqlite3.Error) as error:
             _log.warning("store %s: the log could not be shortened: %s", self._path, error)
+
+
+def _roll_back(connection: sqlite3.Connection) -> None:
+    try:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+    except sqlite3.Error:
+        pass  # it must not take the place of the fault that led here, after which the connection is closed anyway
 
 
 @lru_cache(maxsize=4096)

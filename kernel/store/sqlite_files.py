@@ -18,7 +18,7 @@ Durability = Literal["full", "normal"]
 
 BUSY_MS = 1000
 """How long SQLite itself waits for a lock: only other programs than ours ever hold one against us."""
-SHRINK_MS = 20
+SHRINK_MS = 100
 CHECKPOINT_PAGES = 4000
 """Pages of the log (16 MiB) after which a commit moves them into the database. SQLite's own 1,000 made that, with its
 fsync, half the price of a commit: most pages of a busy store change again before they are moved."""
@@ -93,7 +93,7 @@ def _connect(path: str) -> sqlite3.Connection:
 def shrink_log(connection: sqlite3.Connection) -> bool:
     """Move the whole log into the database and cut its file; False while a reader still needs it.
 
-    The caller holds the lock file, so this waits for readers hardly longer than one of their statements takes.
+    The caller holds the lock file, so this waits for readers about as long as a few of their statements take.
     """
     connection.execute(f"PRAGMA busy_timeout = {SHRINK_MS}")
     try:

@@ -67,10 +67,12 @@ class WriteGroup(Generic[T]):
         deadline = time.monotonic() + self._wait_s
         with self._mutex:
             self._line.append(slot)
-            if not self._led:
+            leads = not self._led
+            if leads:
                 self._led = True
                 slot.state = _APPOINTED
-        if slot.state != _APPOINTED:
+        if not leads:
+            # Not by a look at the state: who appoints this slot also wakes it, and that must be used up here.
             self._wait(slot, deadline)
         if slot.state == _APPOINTED:
             self._lead(slot, deadline)
@@ -153,8 +155,12 @@ class WriteGroup(Generic[T]):
     def _call_helper(self, slot: Slot[T]) -> None:
         with self._mutex:
             if self._helper is None:
-                self._helper = threading.Thread(target=self._help, name="sqlite-write-lock", daemon=True)
-                self._helper.start()
+                helper = threading.Thread(target=self._help, name="sqlite-write-lock", daemon=True)
+                try:
+                    helper.start()
+                except RuntimeError as error:
+                    raise StoreUnavailable(f"the write lock is taken, and nobody can wait for it: {error}") from None
+                self._helper = helper
             self._calls.put(None)
             slot.state = _WAITING
 

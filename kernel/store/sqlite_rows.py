@@ -61,6 +61,7 @@ def from_column(stored: Any) -> Any:
     return _decode(stored) if isinstance(stored, bytes) else stored
 
 
+@lru_cache(maxsize=64)
 def columns_of(table: Table) -> tuple[str, ...]:
     """The columns beside key and document."""
     return tuple(column for column in table.columns if column != table.key)

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from kernel.clock import ManualClock, SystemClock
-from kernel.errors import InvalidTransition
+from kernel.errors import CorruptRecord, InvalidTransition
 from kernel.ids import RandomIds
 from kernel.records import Document
 from kernel.store.conditional import (
@@ -59,12 +59,12 @@ WAITS = st.fixed_dictionaries({}, optional={"kind": SCALARS, "wait_id": TEXTS, "
 LISTS = st.lists(st.one_of(TEXTS, NUMBERS, WAITS), max_size=3)
 STEPS = st.fixed_dictionaries(
     {"name": TEXTS, "due_time": TIMES},
-    optional={"status": SCALARS, "attempt": NUMBERS, "wait": WAITS, "errors": LISTS},
+    optional={"worker_id": SCALARS, "attempt": NUMBERS, "wait": WAITS, "errors": LISTS},
 )
 ROWS = st.fixed_dictionaries(
     {
         "steps": st.lists(STEPS, min_size=1, max_size=3),
-        "status": st.one_of(SCALARS, LISTS),
+        "type": st.one_of(SCALARS, LISTS),
         "claimable_time": st.one_of(TIMES, TIMES, TEXTS),
     },
     optional={
@@ -78,8 +78,8 @@ ROWS = st.fixed_dictionaries(
 )
 
 # Places by what stands there, once outside and once inside the steps, where a pipeline can not reach.
-SCALAR_AT = ["status", "claim_token", "wait.kind", "outputs.first", "outputs.second"]
-STEP_SCALAR_AT = ["steps.0.status", "steps.1.status", "steps.0.wait.wait_id", "steps.1.wait.wait_id"]
+SCALAR_AT = ["type", "claim_token", "wait.kind", "outputs.first", "outputs.second"]
+STEP_SCALAR_AT = ["steps.0.worker_id", "steps.1.worker_id", "steps.0.wait.wait_id", "steps.1.wait.wait_id"]
 NUMBER_AT = ["retry_count", "deaths", "wait.generation"]
 STEP_NUMBER_AT = ["steps.0.attempt", "steps.1.attempt", "steps.2.attempt"]
 TIME_AT = ["claimable_time", "finish_time", "wait.poll_time"]
@@ -201,7 +201,7 @@ def test_each_transition_gives_the_answer_and_the_row_of_the_reference(
         transition = Transition(each.name, each.table, key, each.guards, each.changes, each.commit_id)
         try:
             expected = pair.memory.apply(transition)
-        except (TypeError, AttributeError, KeyError, IndexError):
+        except CorruptRecord:
             # Arithmetic on text, a field of a number: no row of the kernel has such a shape.
             return
         assert _comparable(pair.mongo.apply(transition)) == _comparable(expected), transition
@@ -212,7 +212,7 @@ def test_each_transition_gives_the_answer_and_the_row_of_the_reference(
 COLUMN_ROWS = st.fixed_dictionaries(
     {"steps": st.just([])},
     optional={
-        "status": st.one_of(TEXTS, LISTS),
+        "type": st.one_of(TEXTS, LISTS),
         "claimable_time": TIMES,
         "deaths": NUMBERS,
         "worker_id": TEXTS,
@@ -223,11 +223,11 @@ COLUMN_ROWS = st.fixed_dictionaries(
     },
 )
 SCAN_GUARDS = st.one_of(
-    st.builds(OneOf, _at(["status", "definition_key"]), st.lists(TEXTS, max_size=4).map(tuple)),
-    st.builds(Equals, _at(["status", "worker_id"]), TEXTS),
-    st.builds(Differs, _at(["status", "worker_id"]), TEXTS),
+    st.builds(OneOf, _at(["type", "definition_key"]), st.lists(TEXTS, max_size=4).map(tuple)),
+    st.builds(Equals, _at(["type", "worker_id"]), TEXTS),
+    st.builds(Differs, _at(["type", "worker_id"]), TEXTS),
     st.builds(AtMost, _at(["claimable_time"]), TIMES),
-    st.builds(AtMost, _at(["deaths", "status"]), NUMBERS),
+    st.builds(AtMost, _at(["deaths", "type"]), NUMBERS),
     st.builds(Missing, _at(["parked", "claimable_time", "worker_id"])),
     st.builds(Exists, _at(["deferred", "deaths"])),
 )
@@ -259,7 +259,7 @@ def test_each_page_of_a_scan_is_that_of_the_reference(
     for row in rows:
         pair.insert(row)
     column, needed = order
-    columns = (column, "workflow_id", "status", "claimable_time", "parked")
+    columns = (column, "workflow_id", "type", "claimable_time", "parked")
     after = None
     while True:
         query = Query(INSTANCES, (*needed, *drawn), column, columns, limit, after)

@@ -17,6 +17,7 @@ from kernel.store.conditional import (
     Differs,
     Due,
     Equals,
+    Insert,
     Put,
     PutNow,
     PutNowPlus,
@@ -61,6 +62,22 @@ def test_a_transition_that_no_store_could_run_exactly_is_refused_when_it_is_made
     build: Callable[[], Transition],
 ) -> None:
     with pytest.raises(InvalidTransition):
+        build()
+
+
+@pytest.mark.req("rec-status-set")
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: made(Put("status", "done")),
+        lambda: made(Put("status", "pending")),
+        lambda: made(Put("steps.0.status", "failing")),
+        lambda: made(Put("steps.12.status", None)),
+        lambda: Insert("create", "workflow_instances", "wf-1", {"workflow_id": "wf-1", "status": "new"}),
+    ],
+)
+def test_a_status_outside_the_closed_set_is_never_written(build: Callable[[], object]) -> None:
+    with pytest.raises(InvalidTransition, match="is no status"):
         build()
 
 
