@@ -6,6 +6,7 @@ wrong with it is refused here, when it is made, with the step and the rule named
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import lru_cache
@@ -43,7 +44,7 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidDefinition(f"RetryPolicy.max_attempts: must be at least 1, is {self.max_attempts!r}")
         if self.initial_interval < timedelta(0) or self.max_interval < self.initial_interval:
             raise InvalidDefinition("RetryPolicy: 0 ≤ initial_interval ≤ max_interval must hold")
-        if self.backoff < 1 or not 0 <= self.jitter <= 1:
+        if not 1 <= self.backoff < math.inf or not 0 <= self.jitter <= 1:
             raise InvalidDefinition("RetryPolicy: backoff must be ≥ 1 and jitter between 0 and 1")
 
     def delay_ms(self, failures: int, fraction: float) -> int:

@@ -33,6 +33,8 @@ class Committer:
         self._pause = pause
         self.commits = 0
         """Transitions that hit, for status and for the crash-loop verdict."""
+        self.on_first_commit: Callable[[], None] = lambda: None
+        """Called once, before the work that the first commit begins: that work may end this process."""
 
     def commit_id(self) -> str:
         return self._ids.token()[:COMMIT_ID_DIGITS]
@@ -44,45 +46,74 @@ class Committer:
         thrown away because of a short outage. Raises ClaimLost or Fenced; after either nothing more may be written.
         """
         transition = build(self.commit_id())
+        instance = self._sent(claim, transition)
+        if instance is None:
+            raise self._lost(claim, transition)
+        return instance
+
+    def attempt(self, claim: ActiveClaim, build: Callable[[str], Transition]) -> Instance | None:
+        """As `commit`, for a transition that may miss although the claim is ours: one that is only due by our
+        estimate of the store's clock. None then; ClaimLost when the claim is gone."""
+        transition = build(self.commit_id())
+        instance = self._sent(claim, transition)
+        if instance is None and not self._is_ours(claim, self._read(claim, transition)):
+            raise self._lost(claim, transition)
+        return instance
+
+    def _sent(self, claim: ActiveClaim, transition: Transition) -> Instance | None:
+        """Send until the outcome is certain: the record after the write, or None when it missed."""
         delay_s = _RETRY_FIRST_S
+        unsure = False
         while True:
             claim.check()
             try:
-                document = self._landed(transition)
-                break
+                answer = self._store.apply(transition)
+                if isinstance(answer, Applied):
+                    return self._landed(claim, answer.document)
+                # After a lost answer a miss may mean that the first copy has landed since.
+                return self._marked(claim, transition) if unsure else None
+            except OutcomeUnknown:
+                unsure = True
+                landed = self._marked(claim, transition)
+                if landed is not None:
+                    return landed
+                if not self._is_ours(claim, self._read(claim, transition)):
+                    return None
             except StoreUnavailable:
-                # Certainly not applied: the same transition may be sent again until the fence falls.
-                self._pause.wait(delay_s)
-                delay_s = min(delay_s * 2, _RETRY_MAX_S)
-        if document is None:
-            claim.lose("claim_lost")
-            raise ClaimLost(f"{claim.held.workflow_id}: {transition.name} found that the claim is gone")
+                pass  # certainly not applied
+            self._pause.wait(delay_s)
+            delay_s = min(delay_s * 2, _RETRY_MAX_S)
+
+    def _landed(self, claim: ActiveClaim, document: Document) -> Instance:
         instance = to_instance(document)
         claim.update(instance)
         self.commits += 1
+        if self.commits == 1:
+            self.on_first_commit()
         return instance
 
-    def _landed(self, transition: Transition) -> Document | None:
-        """The row after the transition, or None when it missed. Raises StoreUnavailable when it was not applied."""
-        try:
-            answer = self._store.apply(transition)
-        except OutcomeUnknown:
-            return self._settle(transition)
-        return answer.document if isinstance(answer, Applied) else None
-
-    def _settle(self, transition: Transition) -> Document | None:
-        try:
-            document = self._store.get(INSTANCES, transition.key)
-        except (StoreUnavailable, OutcomeUnknown):
-            return None
-        if document is None:
-            return None
-        if transition.commit_id in document.get("commit_ids", ()):
-            return document
-        token = next((g.value for g in transition.guards if g.field == "claim_token" and hasattr(g, "value")), None)
-        if token is not None and document.get("claim_token") == token:
-            raise StoreUnavailable(f"{transition.name} on {transition.key} did not land")
+    def _marked(self, claim: ActiveClaim, transition: Transition) -> Instance | None:
+        """The record, if it bears the mark of this very write."""
+        document = self._read(claim, transition)
+        if document is not None and transition.commit_id in document.get("commit_ids", ()):
+            return self._landed(claim, document)
         return None
+
+    def _read(self, claim: ActiveClaim, transition: Transition) -> Document | None:
+        """The row as it is. A store that does not even answer this ends the claim: the lease decides."""
+        try:
+            return self._store.get(INSTANCES, transition.key)
+        except (StoreUnavailable, OutcomeUnknown):
+            raise self._lost(claim, transition) from None
+
+    @staticmethod
+    def _is_ours(claim: ActiveClaim, document: Document | None) -> bool:
+        return document is not None and document.get("claim_token") == claim.held.claim_token
+
+    @staticmethod
+    def _lost(claim: ActiveClaim, transition: Transition) -> ClaimLost:
+        claim.lose("claim_lost")
+        return ClaimLost(f"{claim.held.workflow_id}: {transition.name} found that the claim is gone")
 
 
 def settled(store: Store, transition: Transition) -> Document | None:

@@ -15,12 +15,11 @@ from kernel import transitions
 from kernel.definition import Definition
 from kernel.engine import pausing, readiness
 from kernel.engine.claims import ActiveClaim
-from kernel.engine.commit import settled
 from kernel.engine.ending import Ending
 from kernel.engine.outcomes import Complete, Continue, Decision, GiveUp, Retry, Suspend, decide
 from kernel.engine.services import Services
 from kernel.errors import ClaimLost, KernelError, TooLarge
-from kernel.records import Instance, to_instance
+from kernel.records import Instance
 from kernel.states import FAILING, RUNNING, STEP_PENDING
 from kernel.store.conditional import Transition
 from kernel.transitions import Rest
@@ -261,15 +260,9 @@ class Execution:
         due = readiness.due_waits(instance.steps, now_ms)
         if not due:
             return False
-        transition = transitions.activate_own(
-            self._claim.held, instance, due[0], now_ms=now_ms, commit_id=self._s.committer.commit_id()
-        )
-        document = settled(self._s.store, transition)
-        if document is None:
-            # The store's clock is a little behind our estimate of it: release, and come back when it is due.
-            return False
-        self._claim.update(to_instance(document))
-        return True
+        build = partial(transitions.activate_own, self._claim.held, instance, due[0], now_ms=now_ms)
+        # A miss says that the store's clock is a little behind our estimate of it: the step is due in a moment.
+        return self._s.committer.attempt(self._claim, lambda commit_id: build(commit_id=commit_id)) is not None
 
     def _release(self, instance: Instance) -> bool:
         rest = readiness.rest(self._depends_on, instance.steps)

@@ -126,8 +126,8 @@ def _may_retry(step: Step, error: BaseException) -> bool:
         try:
             return bool(step.retry.should_retry(error))
         except Exception:
-            # A broken predicate must not decide by crashing: the budget decides.
-            return True
+            # Nobody vouches for another attempt: do not make one; the error itself is what is kept.
+            return False
     return True
 
 

@@ -122,7 +122,7 @@ class Sweeps:
         self._s.enqueue_candidates(
             [Candidate(i.workflow_id, i.business_priority, i.created_time) for i in freed if i.parked is None]
         )
-        return [instance.workflow_id for instance in freed]
+        return [instance.workflow_id for instance in freed if instance.parked is None]
 
     def _release(self, held: Held, worker_id: str, *, counted: bool) -> list[Instance]:
         instance = self._read(held.workflow_id)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -95,8 +96,14 @@ class Claimer:
         self._clock = clock
         self._ids = ids
         self._settings = settings
-        self._worker = worker
         self._keys = definition_keys
+        self._terms: dict[str, Any] = {
+            "worker_id": worker.worker_id,
+            "worker": worker.name,
+            "lease_ms": settings.lease_ms,
+            "definition_keys": definition_keys,
+        }
+        """What every way of taking a claim says of the taker."""
         self._poison_fails = poison_fails
 
     def take_all(self, workflow_ids: Sequence[str], *, alone: bool) -> list[ClaimAnswer]:
@@ -129,10 +136,7 @@ class Claimer:
     def _claim(self, workflow_id: str) -> Transition:
         return transitions.claim(
             Held(workflow_id, self._ids.token()),
-            worker_id=self._worker.worker_id,
-            worker=self._worker.name,
-            lease_ms=self._settings.lease_ms,
-            definition_keys=self._keys,
+            **self._terms,
             commit_id=self._commit_id(),
         )
 
@@ -229,10 +233,7 @@ class Claimer:
     def _alone(self, workflow_id: str) -> Transition:
         return transitions.claim_alone(
             Held(workflow_id, self._ids.token()),
-            worker_id=self._worker.worker_id,
-            worker=self._worker.name,
-            lease_ms=self._settings.lease_ms,
-            definition_keys=self._keys,
+            **self._terms,
             commit_id=self._commit_id(),
         )
 
@@ -240,10 +241,7 @@ class Claimer:
         return transitions.take_over(
             Held(instance.workflow_id, self._ids.token()),
             dead_token=str(instance.claim_token),
-            worker_id=self._worker.worker_id,
-            worker=self._worker.name,
-            lease_ms=self._settings.lease_ms,
-            definition_keys=self._keys,
+            **self._terms,
             alone=alone,
             commit_id=self._commit_id(),
         )
@@ -261,7 +259,7 @@ class Claimer:
             commit_id=self._commit_id(),
         )
         if settled(self._store, transition) is not None:
-            log.error("parked %s: %s", instance.workflow_id, reason)
+            log.error("%s %s: %s", "parked" if error is None else "failing", instance.workflow_id, reason)
         if error is not None:
             return NotYet(instance.workflow_id, instance.business_priority, now_ms)
         return Stale(instance.workflow_id, "parked")

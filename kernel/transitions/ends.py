@@ -20,7 +20,7 @@ from kernel.transitions.steps import COMPLETION
 
 def enter_failing(claim: Held, *, error: ErrorRecord, commit_id: str) -> Transition:
     """running → failing, kept by the same claim: from here on only the failure is completed (fin-failing-first)."""
-    changes = (Put("status", FAILING), Put("error", to_document(error)), Clear("wait"))
+    changes = (Put("status", FAILING), Put("error", to_document(error)), Clear("wait"), Clear("finalizer"))
     return transition("enter_failing", claim.workflow_id, held(claim), changes, commit_id)
 
 

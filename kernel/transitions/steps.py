@@ -47,6 +47,7 @@ def _begun(index: int, *, taken_over: bool, worker_id: str) -> tuple[Change, ...
         Put(step_field(index, "worker_id"), worker_id),
         Clear(step_field(index, "due_time")),
         Clear("permit_wait"),
+        Clear("finalizer"),
     )
     return (*changes, Add(step_field(index, "takeovers"), 1)) if taken_over else changes
 
@@ -177,7 +178,7 @@ def fail_step(
         *PROGRESS,
     )
     if failing:
-        changes = (*changes, Put("status", FAILING), Put("error", to_document(error)))
+        changes = (*changes, Put("status", FAILING), Put("error", to_document(error)), Clear("finalizer"))
     return transition("fail_step", claim.workflow_id, guards, changes, commit_id)
 
 

@@ -244,7 +244,7 @@ STEPS = (
         _row(step={"status": "pending"}),
         ("running",),
         ("pending",),
-        ("steps.0.status", *(f"steps.0.{field}" for field in BEGUN), "permit_wait"),
+        ("steps.0.status", *(f"steps.0.{field}" for field in BEGUN), "permit_wait", "finalizer"),
     ),
     Case(
         "begin_step",
@@ -252,7 +252,7 @@ STEPS = (
         _row(),
         ("running",),
         RUNNING_STEP,
-        ("steps.0.takeovers", *(f"steps.0.{field}" for field in BEGUN), "permit_wait"),
+        ("steps.0.takeovers", *(f"steps.0.{field}" for field in BEGUN), "permit_wait", "finalizer"),
     ),
     Case(
         "unbegin",
@@ -278,7 +278,7 @@ STEPS = (
         RUNNING_STEP,
         (
             *(*STEP_ENDED, "outputs.step_0", "steps.0.error", "deaths"),
-            *("steps.1.status", *(f"steps.1.{field}" for field in BEGUN), "permit_wait"),
+            *("steps.1.status", *(f"steps.1.{field}" for field in BEGUN), "permit_wait", "finalizer"),
         ),
     ),
     Case(
@@ -325,7 +325,7 @@ STEPS = (
         _row(),
         ("running",),
         RUNNING_STEP,
-        (*FAILED_ONCE, *STEP_ENDED, "deaths", "status", "error"),
+        (*FAILED_ONCE, *STEP_ENDED, "deaths", "status", "error", "finalizer"),
     ),
     Case(
         "defer_for_permit",
@@ -395,7 +395,7 @@ ENDS = (
         _row(),
         ("running",),
         None,
-        ("status", "error", "wait"),
+        ("status", "error", "wait", "finalizer"),
     ),
     Case(
         "finish_completed",

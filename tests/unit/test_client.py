@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from datetime import timedelta
 from typing import Any
 
@@ -26,6 +27,7 @@ from kernel.store.memory import MemoryStore
 from kernel.store.tables import INSTANCES
 from tests.support.engine_queue import MemoryQueue, QueueView
 from tests.support.engine_runner import SteppedRunner
+from tests.support.requirements_index import CHECKOUT
 
 
 @pytest.mark.parametrize(
@@ -129,3 +131,22 @@ def test_a_queue_that_refuses_does_not_fail_the_start(publisher: Publisher) -> N
 
     assert handle.execution_activated
     assert publisher.client.get(handle.workflow_id) == handle.instance
+
+
+@pytest.mark.req("sor-same-entry")
+def test_one_function_makes_instances_and_one_class_calls_it() -> None:
+    """Requests, retries, compensation and replays have no second way to a row of workflow_instances."""
+    makers, callers = [], []
+    for package in ("kernel", "fanout", "supervisor", "asr_demo", "bench"):
+        for path in sorted((CHECKOUT / package).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if not isinstance(node, ast.Call):
+                    continue
+                name, place = ast.unparse(node.func), path.relative_to(CHECKOUT).as_posix()
+                if name.endswith("Insert") and any(ast.unparse(argument) == "INSTANCES" for argument in node.args):
+                    makers.append(place)
+                if name in ("transitions.create", "create"):
+                    callers.append(place)
+
+    assert makers == ["kernel/transitions/start.py"]
+    assert callers == ["kernel/client.py"]

@@ -110,3 +110,14 @@ def test_an_error_text_is_bounded_and_storable() -> None:
     assert len(error_record(ValueError("x" * 10_000)).message) == 2_000
     assert error_record(ValueError("a\ud800b")).message == "a?b"
     assert error_record(ValueError()).message == "ValueError"
+
+
+@pytest.mark.req("dbo-should-retry-throws")
+def test_a_predicate_that_fails_itself_vouches_for_nothing_and_the_error_stays_itself() -> None:
+    def should_retry(error: BaseException) -> bool:
+        raise LookupError("the predicate is broken")
+
+    decision = meaning(error=ValueError("no"), retry=RetryPolicy(max_attempts=9, should_retry=should_retry))
+
+    assert isinstance(decision, GiveUp)
+    assert (decision.verdict, decision.error.type, decision.error.message) == ("fail", "ValueError", "no")
