@@ -1,6 +1,6 @@
 # A fresh clone needs `make demo` or `make test` and nothing before it: both make .venv with the newest suitable
 # Python (.ci/find-python) and again only when pyproject.toml changed (.ci/make-venv). Options for the command behind
-# a target go into ARGS:  make demo ARGS='--subscribers 50'   make test ARGS='tests/unit -k lease'
+# a target go into ARGS:  make demo ARGS='--kill-worker-at finalize'   make test ARGS='tests/unit -k lease'
 
 SHELL := /bin/sh
 VENV := .venv
@@ -11,7 +11,7 @@ ARGS :=
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 
-demo: venv-demo ## Run the demo: one recording becomes a summary, from request to page
+demo: venv-demo ## Run the demo: one recording becomes a summary, whatever dies meanwhile
 	@$(VENV)/bin/kernel-supervisor demo $(ARGS)
 
 test: venv-dev ## Run all tests; WITHOUT=redis-server leaves out those that need a missing program

@@ -214,7 +214,7 @@ def _follow(
 
 def _names(session: Session) -> dict[str, str]:
     children = session.status()["children"]
-    return {c["worker_id"]: f"{c['name']} (pid {c['pid']})" for c in children if c.get("worker_id")}
+    return {c["worker_id"]: f"{c['name']} (pid {c['pid']})" for c in children if c.get("worker_id") and c["pid"]}
 
 
 def _kill_when_held(session: Session, run: Run, kill_at: str, timeline: Timeline, screen: PlainScreen) -> None:

@@ -50,6 +50,8 @@ class App:
     ) -> None:
         self.definitions: dict[str, Definition] = {}
         for definition in definitions:
+            if not isinstance(definition, Definition):
+                raise InvalidDefinition(f"App.definitions: expected Definition values, got {type(definition).__name__}")
             if definition.type in self.definitions:
                 raise InvalidDefinition(f"two definitions have the type {definition.type!r}")
             self.definitions[definition.type] = definition

@@ -25,6 +25,7 @@ from kernel.errors import (
     BadReturn,
     CoordinationRejected,
     CoordinationUnavailable,
+    DefinitionMismatch,
     InputIdentityChanged,
     InvalidInput,
     InvalidPriority,
@@ -114,7 +115,8 @@ class Client:
     ) -> Handle:
         """Register the one instance of `biz_key`, or find it; a failed one is replayed with the new input.
 
-        Raises InvalidId, InvalidInput, TooLarge, InvalidPriority, InputIdentityChanged before any write, and
+        Raises InvalidId, InvalidInput, TooLarge, InvalidPriority, InputIdentityChanged, DefinitionMismatch (the key
+        belongs to another type) before any write, and
         StoreUnavailable or OutcomeUnknown when the durable store can not say what happened; the call may be
         repeated. A dead Redis does not fail it (sor-enqueue-failure).
         """
@@ -189,6 +191,8 @@ class Client:
 
     def _existing(self, plan: Plan, found: Instance, insert: Insert) -> tuple[Branch, Instance] | None:
         """What an existing instance means for this call (T-03). None: it changed meanwhile, read it again."""
+        if found.type != plan.type:
+            raise DefinitionMismatch(f"biz_key {found.biz_key!r} belongs to a workflow of type {found.type}")
         instance = self._raise_priority(found, insert.document["business_priority"])
         if instance.parked is not None:
             return "parked", instance

@@ -56,7 +56,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     slots: Annotated[int, Meta(ge=1, le=1024)] = 8
     wave_threads: Annotated[int, Meta(ge=1, le=64)] = 8
 
-    lease_s: Seconds = 30.0
+    lease_s: Annotated[float, Meta(ge=0.1, le=86_400)] = 30.0
     renew_s: Seconds | None = None
     """Period of claim renewal; a third of the lease when not set (clm-renew-third)."""
     fence_margin_s: Seconds | None = None
@@ -190,6 +190,9 @@ def _converted(name: str, raw: object, origin: str) -> Any:
         raw = _from_text(raw, wanted)
     if name == "limits":
         return _limits(raw, origin)
+    choices = setting_choices(name)
+    if choices and raw not in choices:
+        raise InvalidConfig(f"{name} ({origin}): {raw!r} is none of {', '.join(choices)}")
     try:
         return msgspec.convert(raw, wanted, strict=not isinstance(raw, str))
     except msgspec.ValidationError as error:

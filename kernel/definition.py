@@ -40,6 +40,8 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     should_retry: Callable[[BaseException], bool] | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.initial_interval, timedelta) or not isinstance(self.max_interval, timedelta):
+            raise InvalidDefinition("RetryPolicy: initial_interval and max_interval must be timedelta values")
         if not isinstance(self.max_attempts, int) or self.max_attempts < 1:
             raise InvalidDefinition(f"RetryPolicy.max_attempts: must be at least 1, is {self.max_attempts!r}")
         if self.initial_interval < timedelta(0) or self.max_interval < self.initial_interval:
@@ -86,6 +88,10 @@ class Step(msgspec.Struct, frozen=True):
             raise InvalidDefinition(f"{where}: timeout must be a timedelta above 0 and at most 30 days")
         if not isinstance(self.max_retry, int) or isinstance(self.max_retry, bool) or self.max_retry < 0:
             raise InvalidDefinition(f"{where}: max_retry must be a whole number ≥ 0")
+        if self.retry is not None and not isinstance(self.retry, RetryPolicy):
+            raise InvalidDefinition(f"{where}: retry must be a RetryPolicy, not {type(self.retry).__name__}")
+        if isinstance(self.depends_on, str):
+            raise InvalidDefinition(f"{where}: depends_on must be a list of names, not one text")
         if self.retry is not None and self.max_retry:
             raise InvalidDefinition(f"{where}: give max_retry or retry, not both")
         if self.on_failed not in ("stop", "skip"):
@@ -187,6 +193,8 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
         _ = self.plan  # the graph is refused when the Definition is made, not when it first runs
 
     def _check_identity(self) -> None:
+        if isinstance(self.identity, str):
+            raise InvalidDefinition(f"{self.type}: identity must be a list of field names, not one text")
         fields = getattr(self.input, "__struct_fields__", None)
         for field in self.identity:
             if fields is not None and field not in fields:

@@ -79,6 +79,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     started_time: int | None = None
     finish_time: int | None = None
     worker_id: str | None = None
+    stuck_attempt: int | None = None
+    """The attempt that ignored its timeout until its worker was replaced: it has failed, whoever finds it."""
     checkpoint: bytes | None = None
     wait: Wait | None = None
     resume: Resume | None = None

@@ -16,6 +16,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import quote
+
+import msgspec
 
 from kernel.app import App, PortsRequest
 from kernel.client import Client
@@ -49,8 +52,10 @@ from kernel.store.sqlite import SqliteStore
 log = logging.getLogger("kernel.runtime")
 
 STORE_FILE = "store.sqlite"
+RUN_FILE = "run.json"
 _EXIT_FAILED, _EXIT_CONFIG = 1, 2
 _REPORT_S = 1.0
+_RELEASE_AGAIN_MS = (1_000, 5_000)
 _DRAINING_REPORT_S = 0.05
 
 
@@ -127,15 +132,19 @@ def load_app(path: str | None) -> App:
     return app
 
 
-def open_store(config: Config, data_dir: Path, clock: Clock) -> Store:
-    """The durable store of `config`, prepared. Raises StoreUnavailable, SchemaMismatch or InvalidConfig."""
+def open_store(config: Config, data_dir: Path, clock: Clock, *, prepare: bool = True) -> Store:
+    """The durable store of `config`, prepared. Raises StoreUnavailable, SchemaMismatch or InvalidConfig.
+
+    Without `prepare` it is taken as it is: enough for reading, also while somebody holds the write lock.
+    """
     lease_ms = round(config.lease_s * 1000)
     store: Store
     if config.mongodb_uri is not None:
         store = MongoStore(config.mongodb_uri, config.mongodb_database, clock, timeout_ms=max(100, lease_ms // 6))
     else:
         store = SqliteStore(data_dir / STORE_FILE, clock, durability=config.durability, lease_ms=lease_ms)
-    store.prepare()
+    if prepare:
+        store.prepare()
     return store
 
 
@@ -149,10 +158,24 @@ def open_lanes(config: Config, redis_url: str | None, clock: Clock) -> tuple[Lan
     return Lanes(scripts, Keys(config.namespace), policy), scripts
 
 
-def open_client(config: Config, data_dir: Path, redis_url: str | None) -> Client:
-    """A publisher's client. It needs no App and imports no activity (spl-publisher-light)."""
+def embedded_redis_url(data_dir: str | os.PathLike[str]) -> str | None:
+    """The Redis of the tree that runs in `data_dir`; None when none does: work then starts with the next scan."""
+    try:
+        run = msgspec.json.decode((Path(data_dir) / RUN_FILE).read_bytes(), type=dict[str, Any])
+        return f"unix://{quote(str(run['redis']))}"
+    except (OSError, KeyError, msgspec.MsgspecError):
+        return None
+
+
+def open_client(
+    config: Config, data_dir: str | os.PathLike[str], redis_url: str | None, *, prepare: bool = True
+) -> Client:
+    """A publisher's client. It needs no App and imports no activity (spl-publisher-light).
+
+    `redis_url` None: nobody is told of new work, and it starts with the next scan.
+    """
     clock, ids = SystemClock(), RandomIds()
-    store = open_store(config, data_dir, clock)
+    store = open_store(config, Path(data_dir), clock, prepare=prepare)
     opened = open_lanes(config, redis_url, clock)
     queue: ReadyQueue = NoQueue() if opened is None else LaneQueue(opened[0], store.now_ms)
     pause = ThreadRunner(clock).event()
@@ -206,7 +229,7 @@ class Engine:
         )
         keys = tuple(definition.plan.key for definition in app.definitions.values())
         fails = frozenset(d.type for d in app.definitions.values() if d.on_poison == "fail")
-        claimer = Claimer(store, clock, ids, settings, worker, keys, fails)
+        claimer = Claimer(store, clock, ids, settings, worker, keys, fails, self.services.given_up.add)
         self.stop_listening = runner.event()
         self.scheduler = Scheduler(self.services, claimer, keys)
         self.sweeps = Sweeps(self.services)
@@ -232,7 +255,7 @@ def worker(link: Link) -> int:
     link.ready()
     asked = False
     while not loop.done.is_set():
-        if not _obey(link, loop):
+        if not _obey(link, engine, loop):
             return 1
         silent_ms = engine.event_loop.silent_ms()
         if silent_ms > engine.services.settings.loop_silence_ms:
@@ -255,7 +278,7 @@ def dispatcher(link: Link) -> int:
     loop.start()
     link.ready()
     while not loop.done.is_set():
-        if not _obey(link, loop):
+        if not _obey(link, engine, loop):
             return 1
     return 0
 
@@ -276,7 +299,7 @@ def _started(link: Link, on_stuck: Callable[[str], None]) -> Engine | int:
     return _EXIT_FAILED
 
 
-def _obey(link: Link, loop: WorkerLoop | DispatcherLoop) -> bool:
+def _obey(link: Link, engine: Engine, loop: WorkerLoop | DispatcherLoop) -> bool:
     """Wait for one order, carry it out, and report; False when this process shall give up what it runs."""
     order = link.next_order(_DRAINING_REPORT_S if loop.draining else _REPORT_S)
     if order is not None:
@@ -285,7 +308,7 @@ def _obey(link: Link, loop: WorkerLoop | DispatcherLoop) -> bool:
         if order.kind == "drain":
             loop.drain()
         elif order.kind == "owner_dead":
-            _release(loop, link, order)
+            _release(engine.services, loop, link, order)
     link.report(loop.status())
     return True
 
@@ -303,7 +326,7 @@ def probe(link: Link) -> int:
     return 0
 
 
-def _release(loop: WorkerLoop | DispatcherLoop, link: Link, order: Order) -> None:
+def _release(services: Services, loop: WorkerLoop | DispatcherLoop, link: Link, order: Order) -> None:
     """Proof of death: free that owner's claims and say so; without the store the supervisor will repeat it."""
     try:
         freed = loop.release_owner(order.worker_id, counted=order.cause == "death")
@@ -313,6 +336,19 @@ def _release(loop: WorkerLoop | DispatcherLoop, link: Link, order: Order) -> Non
     if freed:
         log.info("released %d claims of a worker that is proved dead", len(freed))
     link.acknowledge(order.notice_id)
+    # A claim that the dead worker had sent may reach a remote store only after this pass (DECISIONS detail 5).
+    for delay_ms in _RELEASE_AGAIN_MS:
+        services.runner.call_at(
+            services.clock.boot_ms() + delay_ms,
+            partial(services.runner.spawn, "release-again", partial(_release_again, loop, order)),
+        )
+
+
+def _release_again(loop: WorkerLoop | DispatcherLoop, order: Order) -> None:
+    try:
+        loop.release_owner(order.worker_id, counted=order.cause == "death")
+    except KernelError as error:
+        log.warning("the claims of a dead worker could not be looked for again: %s", error)
 
 
 def _engine(link: Link, on_stuck: Callable[[str], None]) -> Engine:

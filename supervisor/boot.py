@@ -13,6 +13,7 @@ import msgspec
 from kernel.config import Config
 from kernel.errors import InvalidConfig, KernelError
 from supervisor import run_dir
+from supervisor.log_format import one_line
 from supervisor.log_setup import TreeLog, open_log
 from supervisor.os_signals import SignalPipe
 from supervisor.redaction import Redactor
@@ -73,7 +74,7 @@ def _opened_log(config: Config) -> TreeLog:
 
 def say_error(line: str, redact: Redactor | None = None) -> None:
     """One line on stderr, without secrets."""
-    text = " ".join((redact or Redactor())(line).split())
+    text = one_line(" ".join((redact or Redactor())(line).split()))
     try:
         sys.stderr.write(f"error: {text}\n")
         sys.stderr.flush()

@@ -86,7 +86,7 @@ class TextFormatter(logging.Formatter):
         name = fields["role"] if fields["slot"] is None else f"{fields['role']}-{fields['slot']}"
         shown = {key: fields[key] for key in CONTEXT if key in fields} | fields.get("x", {})
         parts = [fields["ts"][11:23], f"{fields['level']:<7}", f"{name:<13}", str(fields["pid"]), fields["event"]]
-        if fields["msg"]:
+        if fields["msg"] and fields["msg"] != fields["event"]:
             parts.append(one_line(fields["msg"]))
         parts += [f"{key}={one_line(str(value))}" for key, value in shown.items()]
         lines = [" ".join(parts), *("    " + one_line(line) for line in fields.get("exc", "").splitlines())]

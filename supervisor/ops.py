@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from kernel.client import Client
 from kernel.codec import decode
 from kernel.config import Config, load
 from kernel.errors import (
+    DefinitionMismatch,
     KernelError,
     OutcomeUnknown,
     Refused,
@@ -29,9 +30,7 @@ from kernel.errors import (
     StoreUnavailable,
 )
 from kernel.records import Instance
-from kernel.runtime import load_app, open_client
-from supervisor.embedded import embedded_url
-from supervisor.run_dir import read_run_file
+from kernel.runtime import embedded_redis_url, load_app, open_client
 
 EXIT_UNAVAILABLE = 69
 WAIT_DEFAULT_S = 3600.0
@@ -78,7 +77,7 @@ def _one_line_errors() -> Iterator[None]:
 @click.option("--app", metavar="MODULE:ATTRIBUTE", help="The application that declares TYPE.")
 @click.option("--biz-key", required=True, help="The permanent key of this work: one key is one workflow, for ever.")
 @click.option("--input", "text", default="null", metavar="JSON", help="The input; @FILE reads it from a file.")
-@click.option("--priority", default="async", help="realtime, async, background, compensation (default async).")
+@click.option("--priority", default="async", help="realtime, async, background, compensation or 0-3 (default async).")
 @click.option("--wait", is_flag=True, help="Wait for the end and print the last step's output.")
 @click.option("--timeout", type=click.FloatRange(min=0), default=WAIT_DEFAULT_S, help="Seconds that --wait may take.")
 @_common
@@ -99,7 +98,8 @@ def start(
     plan = load_app(config.app).definition(type_).plan
     value = _input(text, plan.input)
     client = _client(config)
-    handle = client.start_or_resume(plan, biz_key=biz_key, input=value, priority=priority)
+    lane = int(priority) if priority.isdigit() else priority
+    handle = client.start_or_resume(plan, biz_key=biz_key, input=value, priority=lane)
     answer: dict[str, Any] = {
         "v": 1,
         "workflow_id": handle.workflow_id,
@@ -107,6 +107,8 @@ def start(
         "branch": handle.branch,
         "execution_activated": handle.execution_activated,
     }
+    if wait and handle.branch == "definition_mismatch":
+        raise DefinitionMismatch(f"{handle.workflow_id} failed under another version of {type_}; it is not run again")
     if wait:
         try:
             answer["result"] = _plain(handle.result(timedelta(seconds=timeout)))
@@ -121,7 +123,7 @@ def start(
 @_common
 def show(workflow_id: str, data_dir: str | None, config_file: str | None, as_json: bool) -> None:
     """One workflow: where it stands, what it waits for, its steps and errors."""
-    instance = _client(_config(data_dir, config_file)).get(workflow_id)
+    instance = _client(_config(data_dir, config_file), prepare=False).get(workflow_id)
     if instance is None:
         raise click.ClickException(f"workflow {_visible(workflow_id)} does not exist")
     if as_json:
@@ -137,6 +139,8 @@ def show(workflow_id: str, data_dir: str | None, config_file: str | None, as_jso
 @_common
 def supersede(workflow_id: str, yes: bool, data_dir: str | None, config_file: str | None, as_json: bool) -> None:
     """End a live workflow as canceled, for good."""
+    if not yes and not sys.stdin.isatty():
+        raise click.UsageError("this can not be undone: say --yes where nobody can be asked")
     if not yes:
         click.confirm(f"cancel {_visible(workflow_id)} for good?", abort=True)
     answer = _client(_config(data_dir, config_file)).supersede(workflow_id)
@@ -156,13 +160,11 @@ def _config(data_dir: str | None, config_file: str | None, app: str | None = Non
     return load({"data_dir": data_dir, "app": app}, file=config_file).config
 
 
-def _client(config: Config) -> Client:
+def _client(config: Config, *, prepare: bool = True) -> Client:
     folder = Path(config.data_dir).absolute()
     if config.mongodb_uri is None and not folder.is_dir():
         raise StoreUnavailable(f"there is no data folder {folder}")
-    run = read_run_file(folder)
-    embedded = None if run is None else embedded_url(run.redis)
-    return open_client(config, folder, config.redis_url or embedded)
+    return open_client(config, folder, config.redis_url or embedded_redis_url(folder), prepare=prepare)
 
 
 def _input(text: str, wanted: Any) -> Any:
@@ -211,6 +213,9 @@ def _lines(instance: Instance) -> list[str]:
         lines.append(
             f"  {step.name:<24} {step.status:<10} attempt {step.attempt} takeovers {step.takeovers}  {times}{error}"
         )
+    if instance.status == "completed":
+        last = instance.outputs.get(instance.steps[-1].name)
+        lines.append(f"result    {json.dumps(None if last is None else _decoded(last), ensure_ascii=False)[:400]}")
     return lines
 
 
@@ -223,13 +228,18 @@ def _now(instance: Instance) -> str:
     if instance.claim_token is not None:
         return f"executed by {instance.worker}"
     if instance.finalizer is not None:
-        return f"finalizer try {instance.finalizer.attempt} failed: {instance.finalizer.error.message}"
+        return f"prepare or finalizer, try {instance.finalizer.attempt} failed: {instance.finalizer.error.message}"
     if instance.wait is not None:
-        what = instance.wait.signal_type or "its time"
-        return f"{instance.wait.step} waits for {what}"
+        what = f"signal {instance.wait.signal_type}" if instance.wait.signal_type else "its time"
+        until = "" if instance.wait.poll_time is None else f", looks again at {_clock(instance.wait.poll_time)}"
+        return f"{instance.wait.step} waits for {what}{until}"
     if instance.error is not None:
         return f"{instance.status}: {instance.error.type}: {instance.error.message}"
     return "ready for a worker" if instance.status in ("running", "failing") else instance.status
+
+
+def _clock(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000).astimezone().isoformat(sep=" ", timespec="seconds")
 
 
 def _print(answer: dict[str, Any], *, as_json: bool) -> None:

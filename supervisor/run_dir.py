@@ -66,6 +66,9 @@ class RunDir:
 
     def release(self, *, untouched: bool = False) -> None:
         """Remove what belongs to this run. `untouched`: nothing was started, so a folder made for it goes as well."""
+        if not _is_still(self.path / LOCK_NAME, self._lock_fd):
+            os.close(self._lock_fd)  # the folder was removed under this run; what lies there now is another's
+            return
         for path in (self.path / RUN_NAME, self.control_path, self.redis_path):
             path.unlink(missing_ok=True)
         if self.socket_dir != self.path:

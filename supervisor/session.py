@@ -64,6 +64,8 @@ class Session:
         """As `kernel-supervisor status --json`; cpu and memory only with `usage`. Raises NoSupervisor."""
         with ControlClient(self._config.data_dir) as client:
             status = client.request("status")
+        if status["pid"] != self.pid:
+            raise NoSupervisor(f"another supervisor (pid {status['pid']}) runs in {self._config.data_dir}")
         return with_usage(status) if usage else status
 
     @property

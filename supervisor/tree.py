@@ -87,7 +87,7 @@ class Tree:
         self._failure: Outcome | None = None
         self._types: list[str] = []
         self._started_ms = self.loop.now_ms()
-        self._was_started = self._was_ready = False
+        self._was_started = self._was_ready = self._is_begun = False
         self._repeat: Timer | None = None
 
     # --- life -------------------------------------------------------------------------------------
@@ -128,6 +128,7 @@ class Tree:
                 self._add(Slot("dispatcher", "dispatcher", number, self._policy, function=self._roles.dispatcher))
             for number in range(self._config.workers):
                 self._add(Slot("worker", "worker", number, self._policy, function=self._roles.worker))
+            self._is_begun = True  # from here on all slots are known
             for slot in self.slots:
                 if slot.state == "STOPPED" and slot.kind != "probe":
                     self._nursery.fork(slot)
@@ -222,7 +223,7 @@ class Tree:
         if slot in self._receivers():
             for message in self._board.messages():
                 slot.send(message)
-        if not self._was_ready and self._is_all_running():
+        if not self._was_ready and self._is_begun and self._is_all_running():
             self._was_ready = True
             self._say("supervisor.ready", "everything is running", elapsed_ms=now - self._started_ms)
 
@@ -360,7 +361,9 @@ class Tree:
     def status(self) -> dict[str, Any]:
         """What `kernel-supervisor status` shows (dc-status)."""
         now = self.loop.now_ms()
-        starting = "RUNNING" if self._is_all_running() else "DEGRADED" if self._was_ready else "STARTING"
+        starting = (
+            "RUNNING" if self._is_begun and self._is_all_running() else "DEGRADED" if self._was_ready else "STARTING"
+        )
         return {
             "pid": os.getpid(),
             "state": "DRAINING" if self._shutdown.level else starting,

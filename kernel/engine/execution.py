@@ -16,11 +16,12 @@ from kernel.definition import Definition
 from kernel.engine import pausing, readiness
 from kernel.engine.claims import ActiveClaim
 from kernel.engine.ending import Ending
+from kernel.engine.invoke import Outcome
 from kernel.engine.outcomes import Complete, Continue, Decision, GiveUp, Retry, Suspend, decide
 from kernel.engine.services import Services
-from kernel.errors import ClaimLost, KernelError, TooLarge
+from kernel.errors import KernelError, StepTimeout, TooLarge
 from kernel.records import Instance
-from kernel.states import FAILING, RUNNING, STEP_PENDING
+from kernel.states import FAILING, RUNNING, STEP_PENDING, STEP_RUNNING
 from kernel.store.conditional import Transition
 from kernel.transitions import Rest
 
@@ -52,12 +53,14 @@ class Execution:
             if self._ending.prepare():
                 while self._advance():
                     pass
-        except ClaimLost as error:
-            self._s.note("claim.lost", workflow_id=self._claim.held.workflow_id, error=str(error), code=error.code)
         except KernelError as error:
-            # The store refused or does not answer: the lease decides (clm-uncertain).
-            log.warning("claim of %s given up: %s", self._claim.held.workflow_id, error)
+            # Gone to another, fenced, or the store does not say (clm-uncertain). Whatever runs under this claim has
+            # returned: if the row still bears our token, we are the ones to give it back.
             self._s.note("claim.lost", workflow_id=self._claim.held.workflow_id, error=str(error), code=error.code)
+            self._s.given_up.add(self._claim.held)
+        except Exception:
+            # A fault of this engine: the lease counts it as a death, so that it does not come back for ever.
+            log.exception("the claim of %s ended with an error", self._claim.held.workflow_id)
         finally:
             self._s.renewals.drop(self._claim)
 
@@ -91,11 +94,13 @@ class Execution:
     def _solo(self, index: int) -> bool:
         begun = False
         while True:
-            if not begun:
-                self._begin(index)
-            if self._stopping():
-                return self._unbegin(index)
-            decision, elapsed_ms = self._invoke(index)
+            decision, elapsed_ms = self._decided_before(index), 0
+            if decision is None:
+                if not begun:
+                    self._begin(index)
+                if self._stopping():
+                    return self._unbegin(index)
+                decision, elapsed_ms = self._invoke(index)
             if isinstance(decision, GiveUp):
                 self._give_up(index, decision, elapsed_ms, failing=True)
                 return self._claim.instance.status in (RUNNING, FAILING)
@@ -167,13 +172,13 @@ class Execution:
         batch = ready[: self._s.settings.wave_threads]
         left = len(batch) - 1
         done = self._s.runner.event()
-        lost: list[KernelError] = []
+        lost: list[Exception] = []
         finished: list[int] = []
 
         def one(index: int) -> None:
             try:
                 self._one_of_wave(index)
-            except KernelError as error:
+            except Exception as error:
                 lost.append(error)
             finally:
                 finished.append(index)
@@ -189,8 +194,10 @@ class Execution:
         return True
 
     def _one_of_wave(self, index: int) -> None:
-        self._begin(index)
-        decision, elapsed_ms = self._invoke(index)
+        decision, elapsed_ms = self._decided_before(index), 0
+        if decision is None:
+            self._begin(index)
+            decision, elapsed_ms = self._invoke(index)
         if isinstance(decision, Complete):
             self._commit_complete(index, decision, elapsed_ms, following=None, finish=False)
         elif isinstance(decision, GiveUp):
@@ -209,6 +216,27 @@ class Execution:
             partial(transitions.begin_step, self._claim.held, instance, index, worker_id=worker_id)
         )
         self._noted("step.started", committed, index, takeovers=committed.steps[index].takeovers)
+
+    def _decided_before(self, index: int) -> Decision | None:
+        """An attempt that ignored its timeout until its worker was replaced has failed by that timeout (B-40)."""
+        record = self._claim.instance.steps[index]
+        if record.status != STEP_RUNNING or record.stuck_attempt != record.attempt:
+            return None
+        step = self._definition.steps[index]
+        error = StepTimeout(
+            f"step {step.name} ran longer than {step.timeout_ms} ms and ignored its end until its worker was replaced"
+        )
+        return decide(step, record, Outcome(error=error), self._s.settings, self._s.ids.fraction())
+
+    def _mark_stuck(self, instance: Instance, index: int) -> None:
+        """On a thread of its own, while the activity goes on; the claim is still ours and renewed."""
+        build = partial(transitions.mark_stuck, self._claim.held, instance, index)
+        try:
+            self._s.committer.attempt(self._claim, lambda commit_id: build(commit_id=commit_id))
+        except KernelError as error:
+            log.warning("a stuck step of %s could not be marked: %s", instance.workflow_id, error)
+            return
+        self._noted("step.stuck", instance, index)
 
     def _unbegin(self, index: int) -> bool:
         """The worker was told to stop between the commit and the entry: no attempt happened."""
@@ -230,7 +258,11 @@ class Execution:
             self._claim,
             step.timeout_ms,
             partial(self._ending.context, instance, index),
+            partial(self._mark_stuck, instance, index),
         )
+        if outcome.error is not None and not isinstance(outcome.error, KernelError):
+            # The record keeps one line; its author wants to see where it came from.
+            log.warning("step %s of %s raised", step.name, instance.workflow_id, exc_info=outcome.error)
         # The worker may have lost the claim while the activity ran: nothing it says counts then.
         self._claim.check()
         decision = decide(step, record, outcome, self._s.settings, self._s.ids.fraction())

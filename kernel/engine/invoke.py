@@ -32,6 +32,14 @@ class Outcome(msgspec.Struct, frozen=True):
     late: str | None = None
 
 
+def text_of(error: BaseException) -> str:
+    """The text of a foreign exception, whose own code may fail."""
+    try:
+        return str(error)
+    except BaseException:
+        return f"{type(error).__name__} whose text can not be made"
+
+
 class Invoker:
     """Calls business code under a claim. `on_stuck` is called when an invocation ignores its timeout (B-40)."""
 
@@ -57,15 +65,19 @@ class Invoker:
         claim: ActiveClaim,
         timeout_ms: int,
         context: Callable[[CancelToken, Callable[[], int]], Context],
+        on_stuck: Callable[[], None] | None = None,
     ) -> Outcome:
-        """Run `function` with a context of its own; `what` names it in errors. Never raises but for a lost claim."""
+        """Run `function` with a context of its own; `what` names it in errors. Never raises but for a lost claim.
+
+        `on_stuck` runs on a thread of its own when the invocation ignores its timeout, before the process is replaced.
+        """
         claim.check()
         token = CancelToken()
         started_ms = self._clock.boot_ms()
         deadline_ms = started_ms + timeout_ms
         claim.attach(token)
         returned = self._runner.event()
-        timeout = self._runner.call_at(deadline_ms, partial(self._time_out, what, token, returned))
+        timeout = self._runner.call_at(deadline_ms, partial(self._time_out, what, token, returned, on_stuck))
         try:
             ctx = context(token, lambda: deadline_ms - self._clock.boot_ms())
             value, error = self._call(function, ctx, token)
@@ -76,7 +88,7 @@ class Invoker:
         elapsed_ms = self._clock.boot_ms() - started_ms
         if token.reason == "timeout":
             # The error decides, even when the old call has come back with a value (act-timeout-error, B-10).
-            late = f"returned {type(value).__name__}" if error is None else f"{type(error).__name__}: {error}"
+            late = f"returned {type(value).__name__}" if error is None else f"{type(error).__name__}: {text_of(error)}"
             timed_out = StepTimeout(f"{what} ran longer than {timeout_ms} ms; it ended after {elapsed_ms} ms: {late}")
             return Outcome(error=timed_out, elapsed_ms=elapsed_ms, late=late)
         return Outcome(value=value, error=error, elapsed_ms=elapsed_ms)
@@ -90,7 +102,7 @@ class Invoker:
             return None, error
         except BaseException as error:
             # SystemExit, KeyboardInterrupt and the like: an activity has no say about this process.
-            panic = ActivityPanic(f"{type(error).__name__}: {error}")
+            panic = ActivityPanic(f"{type(error).__name__}: {text_of(error)}")
             panic.__cause__ = error
             return None, panic
         return value, None
@@ -100,12 +112,20 @@ class Invoker:
         token.on_fire(call.cancel)
         return call.result()
 
-    def _time_out(self, what: str, token: CancelToken, returned: Event) -> None:
+    def _time_out(self, what: str, token: CancelToken, returned: Event, on_stuck: Callable[[], None] | None) -> None:
         """On the timer thread. The watch for an invocation that ignores its end starts only now: few ever need it."""
         token.fire("timeout")
         at_ms = self._clock.boot_ms() + self._stuck_grace_ms
-        self._runner.call_at(at_ms, partial(self._stuck, what, returned))
+        self._runner.call_at(at_ms, partial(self._stuck, what, returned, on_stuck))
 
-    def _stuck(self, what: str, returned: Event) -> None:
-        if not returned.is_set():
+    def _stuck(self, what: str, returned: Event, on_stuck: Callable[[], None] | None) -> None:
+        if returned.is_set():
+            return
+
+        def told() -> None:
+            if on_stuck is not None:
+                on_stuck()
             self._on_stuck(f"{what} went on for {self._stuck_grace_ms} ms after its timeout")
+
+        # Not here: what is told to the store may wait, and the timer thread must not.
+        self._runner.spawn("stuck", told)

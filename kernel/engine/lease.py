@@ -75,7 +75,7 @@ class Renewals:
         now_ms = self._clock.boot_ms()
         with self._lock:
             due = [c for c in self._claims.values() if now_ms - c.renewed_at_ms >= self._settings.renew_ms]
-        due = [claim for claim in due if claim.lost is None and not claim.ended]
+        due = [c for c in due if c.lost is None and not c.ended and now_ms < c.fenced_at_ms]
         if due:
             self._renew(due)
         return len(due)

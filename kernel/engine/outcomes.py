@@ -13,7 +13,7 @@ import msgspec
 from kernel.codec import encode
 from kernel.definition import Step
 from kernel.directives import WAIT_DAYS_MAX, Sleep, WaitForSignal, Yield, interval_ms
-from kernel.engine.invoke import Outcome
+from kernel.engine.invoke import Outcome, text_of
 from kernel.engine.settings import Settings
 from kernel.errors import (
     ActivityPanic,
@@ -125,7 +125,7 @@ def _may_retry(step: Step, error: BaseException) -> bool:
     if step.retry is not None and step.retry.should_retry is not None:
         try:
             return bool(step.retry.should_retry(error))
-        except Exception:
+        except BaseException:
             # Nobody vouches for another attempt: do not make one; the error itself is what is kept.
             return False
     return True
@@ -152,13 +152,10 @@ def error_record(error: BaseException, record: StepRecord | None = None) -> Erro
     elif isinstance(error, WorkflowCanceled):
         kind = "canceled"
     code = error.code if isinstance(error, KernelError) else "activity_error"
-    custom = getattr(error, "code", None)
+    custom = _code_of(error)
     if not isinstance(error, KernelError) and isinstance(custom, str) and custom.isidentifier():
         code = custom[:64]
-    try:
-        message = str(error) or type(error).__name__
-    except Exception:
-        message = f"{type(error).__name__} whose text can not be made"
+    message = text_of(error) or type(error).__name__
     return ErrorRecord(
         code=code,
         type=type(error).__name__[:200],
@@ -168,6 +165,13 @@ def error_record(error: BaseException, record: StepRecord | None = None) -> Erro
         attempt=0 if record is None else record.attempt,
         worker_id=None if record is None else record.worker_id,
     )
+
+
+def _code_of(error: BaseException) -> object:
+    try:
+        return getattr(error, "code", None)
+    except BaseException:
+        return None  # a property of foreign code that fails: the class name is enough
 
 
 def wait_of(suspend: Suspend, name: str, index: int, wait_id: str, now_ms: int) -> Wait:

@@ -10,6 +10,7 @@ from kernel.app import App
 from kernel.candidates import Candidate
 from kernel.clock import Clock
 from kernel.engine.commit import Committer
+from kernel.engine.given_up import GivenUp
 from kernel.engine.invoke import Invoker
 from kernel.engine.lease import Renewals
 from kernel.engine.ports import Observer, ReadyQueue, Runner
@@ -56,6 +57,7 @@ class Services:
         self.observer = observer
         self.settings = settings
         self.worker = worker
+        self.given_up = GivenUp(store, worker.worker_id, committer.commit_id)
         self.ports = ports
 
     def enqueue(self, instances: Sequence[Instance]) -> bool:

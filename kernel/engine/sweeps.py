@@ -165,7 +165,7 @@ class Sweeps:
             seen = Transition(
                 "touch_definition", DEFINITIONS, plan.key, (Exists("definition_key"),), (PutNow("seen_time"),)
             )
-            if settled_any(self._s, seen):
+            if isinstance(self._s.store.apply(seen), Applied):
                 continue
             document = {
                 "v": 1,
@@ -184,10 +184,10 @@ class Sweeps:
         )
         return frozenset(row[0] for row in rows)
 
-    def defer_and_release(self) -> tuple[int, int]:
+    def defer_and_release(self, *, defer: bool) -> tuple[int, int]:
         """Push rows that no live worker can run away for an hour, and bring back those that one can (DECISIONS 13)."""
         live = self.live_definitions()
-        return self._defer(live), self._undefer(live)
+        return (self._defer(live) if defer else 0), self._undefer(live)
 
     def _defer(self, live: frozenset[str]) -> int:
         now_ms = self._s.store.now_ms()
@@ -242,8 +242,12 @@ class Sweeps:
         return 1
 
     def _undefer(self, live: frozenset[str]) -> int:
+        return sum(self._undefer_version(key) for key in sorted(live))
+
+    def _undefer_version(self, key: str) -> int:
         released = 0
-        for key in sorted(live):
+        after: tuple[Any, str] | None = None
+        for _ in range(self._s.settings.scan_pages):
             rows = self._s.store.scan(
                 Query(
                     table=INSTANCES,
@@ -251,16 +255,22 @@ class Sweeps:
                     order="definition_key",
                     columns=("workflow_id",),
                     limit=self._s.settings.scan_page,
+                    after=after,
                 )
             )
+            freed = []
             for (workflow_id,) in rows:
                 transition = transitions.release_deferred(
                     workflow_id, definition_key=key, commit_id=self._s.committer.commit_id()
                 )
                 document = settled(self._s.store, transition)
                 if document is not None:
-                    released += 1
-                    self._s.enqueue([to_instance(document)])
+                    freed.append(to_instance(document))
+            self._s.enqueue(freed)
+            released += len(freed)
+            if len(rows) < self._s.settings.scan_page:
+                break
+            after = (key, rows[-1][0])
         return released
 
     def _read(self, workflow_id: str) -> Instance | None:
@@ -270,8 +280,3 @@ class Sweeps:
         except (CorruptRecord, UnknownVersion) as error:
             log.error("a row does not decode and is left alone: %s", error)
             return None
-
-
-def settled_any(services: Services, transition: Transition) -> bool:
-    """Apply a transition of another table than the instances; whether it hit."""
-    return isinstance(services.store.apply(transition), Applied)

@@ -7,7 +7,7 @@ holds a claim or says when the candidate is worth another try.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -22,7 +22,7 @@ from kernel.errors import CorruptRecord, OutcomeUnknown, StoreUnavailable, Unkno
 from kernel.ids import IdSource
 from kernel.records import Document, ErrorRecord, Instance, to_instance
 from kernel.states import CLAIMABLE, WAITING
-from kernel.store.conditional import Answer, Applied, Transition
+from kernel.store.conditional import Answer, Applied, Put, Transition
 from kernel.store.protocol import Store
 from kernel.store.tables import INSTANCES
 from kernel.transitions import Held
@@ -91,6 +91,7 @@ class Claimer:
         worker: Worker,
         definition_keys: tuple[str, ...],
         poison_fails: frozenset[str] = frozenset(),
+        on_unknown: Callable[[Held], None] = lambda held: None,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -105,6 +106,7 @@ class Claimer:
         }
         """What every way of taking a claim says of the taker."""
         self._poison_fails = poison_fails
+        self._on_unknown = on_unknown
 
     def take_all(self, workflow_ids: Sequence[str], *, alone: bool) -> list[ClaimAnswer]:
         """Try each candidate once. `alone` when this worker holds nothing and offers exactly one candidate.
@@ -115,13 +117,22 @@ class Claimer:
         first = [self._claim(workflow_id) for workflow_id in workflow_ids]
         try:
             answers: list[Answer | None] = list(self._store.apply_all(first))
-        except (OutcomeUnknown, CorruptRecord):
+        except (OutcomeUnknown, CorruptRecord, StoreUnavailable):
             # Lost, or one damaged row raised for its whole batch, of which others may be claimed now: each row tells.
             answers = [None] * len(first)
-        return [
-            self._resolve(transition, answer, sent_at_ms, alone=alone)
-            for transition, answer in zip(first, answers, strict=True)
-        ]
+        resolved: list[ClaimAnswer] = []
+        failure: StoreUnavailable | OutcomeUnknown | None = None
+        for transition, answer in zip(first, answers, strict=True):
+            try:
+                resolved.append(self._resolve(transition, answer, sent_at_ms, alone=alone))
+            except (StoreUnavailable, OutcomeUnknown) as error:
+                # One reading that fails must not lose the claims beside it: nobody would run or renew them.
+                failure = error
+                self._on_unknown(held_of(transition))
+                resolved.append(Stale(transition.key, "unavailable"))
+        if failure is not None and not any(isinstance(answer, Claimed) for answer in resolved):
+            raise failure
+        return resolved
 
     def is_due(self, workflow_id: str) -> bool:
         """Whether that instance still waits for somebody to claim it."""
@@ -266,6 +277,12 @@ class Claimer:
 
     def _commit_id(self) -> str:
         return self._ids.token()[:COMMIT_ID_DIGITS]
+
+
+def held_of(claim: Transition) -> Held:
+    """The claim that this transition would take."""
+    token = next(change.value for change in claim.changes if change.field == "claim_token" and isinstance(change, Put))
+    return Held(claim.key, str(token))
 
 
 def activate_due(store: Store, instance: Instance, now_ms: int, commit_id: str) -> Document | None:

@@ -141,7 +141,8 @@ class DispatcherLoop:
         self._sweeps = sweeps
         self._stop = services.runner.event()
         self._moved_ms = services.clock.boot_ms()
-        self._next_versions_ms = services.clock.boot_ms() + 3 * services.settings.scan_ms
+        self._next_versions_ms = services.clock.boot_ms()
+        self._may_defer_ms = services.clock.boot_ms() + 3 * services.settings.scan_ms
         self.done = services.runner.event()
         self.store_failed = False
         self.counters = {"queued": 0, "activated": 0, "released": 0, "deferred": 0, "commits": 0}
@@ -185,7 +186,7 @@ class DispatcherLoop:
         if now_ms < self._next_versions_ms:
             return
         self._next_versions_ms = now_ms + self._s.settings.scan_ms
-        deferred, _released = self._sweeps.defer_and_release()
+        deferred, _released = self._sweeps.defer_and_release(defer=now_ms >= self._may_defer_ms)
         self.counters["deferred"] += deferred
 
     def release_owner(self, worker_id: str, *, counted: bool) -> list[str]:

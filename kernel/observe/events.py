@@ -20,6 +20,7 @@ EVENTS: dict[str, int] = {
     "step.retried": logging.INFO,
     "step.skipped": logging.WARNING,
     "step.failed": logging.WARNING,
+    "step.stuck": logging.ERROR,
     "finalizer.deferred": logging.WARNING,
     "workflow.completed": logging.DEBUG,
     "workflow.failed": logging.WARNING,
@@ -29,13 +30,11 @@ EVENTS: dict[str, int] = {
 
 
 class LogObserver:
-    """Events as log records: the name, and the fields in `extra` for the formatter."""
+    """Events as log records: the name is the message, the fields travel beside it for the formatter."""
 
     def note(self, event: str, **fields: object) -> None:
         """Write one event. Raises ValueError for a name outside the list: a typo must not vanish."""
         if event not in EVENTS:
             raise ValueError(f"event {event!r} is not in the list")
-        level = EVENTS[event]
-        if log.isEnabledFor(level):
-            text = " ".join(f"{name}={value}" for name, value in fields.items())
-            log.log(level, "%s %s", event, text, extra={"event": event, "fields": fields})
+        if log.isEnabledFor(EVENTS[event]):
+            log.log(EVENTS[event], event, extra={"event": event, **fields})

@@ -17,7 +17,7 @@ from typing import TypeAlias
 import msgspec
 
 from kernel.clock import Clock
-from kernel.errors import CorruptRecord, InvalidTransition, KernelError, OutcomeUnknown
+from kernel.errors import CorruptRecord, InvalidTransition, KernelError, OutcomeUnknown, StoreUnavailable
 from kernel.store import sqlite_clock, sqlite_files, sqlite_rows, sqlite_schema
 from kernel.store.conditional import (
     MISSED,
@@ -72,6 +72,7 @@ class Committer:
         self._step_max_ms = step_max_ms
         self._connection: sqlite3.Connection | None = None
         self._checked = False
+        self._file = (0, 0)
         self._commits = 0
         self.clock_state: ClockState | None = None
         """As last read or written by this process."""
@@ -80,6 +81,7 @@ class Committer:
         """Fill every slot with its answers or its error."""
         writing = [slot for slot in slots if isinstance(slot.work, tuple)]
         try:
+            self._check_file()
             connection = self._opened()
             for slot in slots:
                 if not isinstance(slot.work, tuple):
@@ -106,8 +108,22 @@ class Committer:
     def _opened(self) -> sqlite3.Connection:
         if self._connection is None:
             self._connection = sqlite_files.open_writer(self._path, self._durability)
+            found = os.stat(self._path)
+            self._file = (found.st_dev, found.st_ino)
             self._checked = False
         return self._connection
+
+    def _check_file(self) -> None:
+        """A file that was removed or replaced under a running process is no store any more: writes to it would be
+        answered and seen by nobody."""
+        if self._connection is None:
+            return
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            raise StoreUnavailable(f"store {self._path}: the file was removed") from None
+        if (found.st_dev, found.st_ino) != self._file:
+            raise StoreUnavailable(f"store {self._path}: the file was replaced; what is open here is another one")
 
     def _fail(self, slots: Sequence[Slot[Work]], fault: KernelError) -> None:
         """Tell every slot that has no answer yet, and start afresh: after a fault of the file the state of the

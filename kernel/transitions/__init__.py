@@ -9,7 +9,7 @@ of the write vocabulary; it reads nothing and decides nothing that the guards do
 | `claims` | claim, claim_alone, take_over, claim_handed_over, renew, release | workers |
 | `claims` | release_dead, park_dead, park, unpark | dispatchers, workers, operators |
 | `steps` | begin_step, unbegin, complete_step, retry_step, skip_step, fail_step, yield_step | the holder |
-| `steps` | defer_for_permit | the holder |
+| `steps` | defer_for_permit, mark_stuck | the holder |
 | `waits` | suspend_step, activate_own | the holder |
 | `waits` | activate_timer, activate_signal | any process |
 | `ends` | enter_failing, finish_completed, finish_failed, finish_canceled, defer_finalizer | the holder |
@@ -49,6 +49,7 @@ from kernel.transitions.steps import (
     complete_step,
     defer_for_permit,
     fail_step,
+    mark_stuck,
     retry_step,
     skip_step,
     unbegin,
@@ -77,6 +78,7 @@ __all__ = [
     "finish_completed",
     "finish_failed",
     "fresh_run",
+    "mark_stuck",
     "park",
     "park_dead",
     "raise_priority",

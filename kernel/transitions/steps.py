@@ -52,6 +52,20 @@ def _begun(index: int, *, taken_over: bool, worker_id: str) -> tuple[Change, ...
     return (*changes, Add(step_field(index, "takeovers"), 1)) if taken_over else changes
 
 
+def mark_stuck(claim: Held, instance: Instance, index: int, *, commit_id: str) -> Transition:
+    """This attempt ignores its timeout, and its worker will be replaced (B-40). The next claim finds the mark and
+    counts the timeout as the attempt's failure, instead of entering the step again and again."""
+    attempt = instance.steps[index].attempt
+    guards = (
+        *held(claim),
+        Equals(step_field(index, "status"), STEP_RUNNING),
+        Equals(step_field(index, "attempt"), attempt),
+    )
+    return transition(
+        "mark_stuck", claim.workflow_id, guards, (Put(step_field(index, "stuck_attempt"), attempt),), commit_id
+    )
+
+
 def unbegin(claim: Held, index: int, *, rest: Rest, commit_id: str) -> Transition:
     """The claim ends after `begin_step` and before the entry: no attempt happened (DECISIONS detail 4)."""
     guards = (*held(claim), Equals(step_field(index, "status"), STEP_RUNNING))

@@ -263,6 +263,14 @@ STEPS = (
         (*RESTED, "steps.0.status", "steps.0.attempt"),
     ),
     Case(
+        "mark_stuck",
+        _held(make.mark_stuck, _instance, 0),
+        _row(),
+        ("running",),
+        RUNNING_STEP,
+        ("steps.0.stuck_attempt",),
+    ),
+    Case(
         "complete_step",
         _held(make.complete_step, _instance, 0, output=b"\x01\x07", elapsed_ms=9, worker_id="w"),
         _row(),

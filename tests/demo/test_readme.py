@@ -32,6 +32,17 @@ def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def run_python(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with the README's `flows.py`, and a tree that runs it."""
@@ -71,33 +82,38 @@ def test_the_example_runs_from_the_shell(tree: Path) -> None:
     assert "order:7" in shown.stdout
 
 
-@pytest.mark.req("spl-publisher-light", "sor-returns")
-def test_the_publisher_example_runs_in_a_process_without_activities(tree: Path) -> None:
+@pytest.mark.req("sor-returns")
+def test_the_publisher_example_runs_as_it_is_printed(tree: Path) -> None:
     (snippet,) = [block for block in re.findall(r"```python\n(.*?)```", README, re.S) if "open_client" in block]
-    program = f"""
-import json, sys
+    program = snippet.replace('"order:7"', '"order:8"').replace('Order("7")', 'Order("8")')
+
+    done = run_python(tree, program)
+
+    assert done.stdout.split(maxsplit=2)[1:] == ["True", "order 8: thank you\n"], done.stderr
+
+
+@pytest.mark.req("spl-publisher-light", "sor-plan-only")
+def test_a_publisher_with_a_plan_by_hand_imports_no_activity(tree: Path) -> None:
+    program = """
+import sys
 from datetime import timedelta
-from pathlib import Path
-from kernel import plan
 import msgspec
+from kernel import plan
+from kernel.config import load
+from kernel.runtime import embedded_redis_url, open_client
+
 class Order(msgspec.Struct):
     order_id: str
-class order_flow:
-    plan = plan("order_flow", ["ship", "thank"], input=Order, identity=("order_id",))
-data_dir = Path(".kernel").absolute()
-redis_url = "unix://" + json.loads((data_dir / "run.json").read_text())["redis"]
-{snippet.replace('"order:7"', '"order:8"').replace('Order("7")', 'Order("8")')}
-print(handle.result(timedelta(seconds=30)), handle.execution_activated, "flows" in sys.modules)
+
+config = load().config
+client = open_client(config, config.data_dir, embedded_redis_url(config.data_dir))
+by_hand = plan("order_flow", ["ship", "thank"], input=Order, identity=["order_id"])
+handle = client.start_or_resume(by_hand, biz_key="order:9", input=Order("9"))
+print(handle.result(timedelta(seconds=30)), "flows" in sys.modules)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tree,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.stdout.strip() == "order 8: thank you True False", done.stderr
+    done = run_python(tree, program)
+
+    assert done.stdout == "order 9: thank you False\n", done.stderr
 
 
 @pytest.mark.parametrize(

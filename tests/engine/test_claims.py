@@ -170,6 +170,7 @@ def test_every_write_of_a_claims_holder_carries_its_token_and_misses_with_an_old
 
 
 SCOPED = {
+    "mark_stuck": ("running", "running"),
     "begin_step": ("running", "pending"),
     "unbegin": ("running", "running"),
     "complete_step": ("running", "running"),

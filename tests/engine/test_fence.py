@@ -257,3 +257,48 @@ def test_the_answer_of_an_older_renewal_does_not_move_the_fence_back(rig: Steppe
     claim.renewed(now_ms - 400)
 
     assert claim.fenced_at_ms == now_ms + FENCE_MS
+
+
+@pytest.mark.case("A54", "A12")
+def test_a_fenced_worker_gives_its_claim_back_when_its_activity_has_returned(rig: SteppedRig) -> None:
+    """Nothing runs under the claim and the worker lives: nobody waits for the lease, and no death is counted."""
+    entered: list[int] = []
+
+    def activity(ctx: Context) -> str:
+        entered.append(rig.clock.wall_ms())
+        if len(entered) == 1:
+            rig.clock.advance(FENCE_MS + 1)
+        return "done"
+
+    definition = flow(rig, step(rig, "a", activity))
+    worker = rig.worker(definition)
+    workflow_id = rig.start(definition)
+    rig.pass_once(worker)
+    rig.pass_once(worker)
+
+    assert rig.status(workflow_id) == "completed"
+    assert len(entered) == 2
+    assert entered[1] - entered[0] < rig.settings.lease_ms, "long before the lease would have ended"
+    row = rig.row(workflow_id)
+    assert row["deaths"] == 0
+    assert row["steps"][0]["attempt"] == 2
+
+
+def test_a_claim_that_another_has_taken_is_not_given_back(rig: SteppedRig) -> None:
+    def activity(ctx: Context) -> str:
+        if ctx.worker_id == "w1":
+            rig.clock.advance(rig.settings.lease_ms + 1)
+            rig.pass_once(other)
+        return f"by {ctx.worker_id}"
+
+    definition = flow(rig, step(rig, "a", activity), "b")
+    worker = rig.worker(definition)
+    other = rig.worker(definition)
+    workflow_id = rig.start(definition)
+    rig.pass_once(worker)
+    before = rig.row(workflow_id)
+    rig.pass_once(worker)
+
+    assert rig.status(workflow_id) == "completed"
+    assert rig.row(workflow_id) == before
+    assert rig.row(workflow_id)["steps"][0]["worker_id"] == "w2"

@@ -131,7 +131,8 @@ def test_after_a_timeout_the_old_attempt_is_waited_for(live: LiveRig) -> None:
 @pytest.mark.req("act-ignore-cancel-stuck", "b-40")
 @pytest.mark.case("A71")
 def test_an_activity_that_never_ends_keeps_its_claim_until_its_process_dies(rig: SteppedRig) -> None:
-    """It blocks that workflow and nothing else; the process is told; when it is gone another one takes over."""
+    """It blocks that workflow and nothing else; the process is told; when it is gone another one takes over, finds that
+    the attempt had ignored its timeout, and counts that as its failure."""
     watched: list[tuple[str, int]] = []
 
     def activity(ctx: Context) -> str:
@@ -144,7 +145,7 @@ def test_an_activity_that_never_ends_keeps_its_claim_until_its_process_dies(rig:
         worker.kill()
         return "never seen"
 
-    stuck = flow(rig, step(rig, "a", activity, timeout=seconds(1)))
+    stuck = flow(rig, step(rig, "a", activity, timeout=seconds(1), max_retry=1))
     fine = flow(rig, "fine", type="fine")
     worker = rig.worker(stuck, slots=1, stuck_grace_ms=2_000)
     other = rig.worker(stuck, fine)
@@ -159,6 +160,34 @@ def test_an_activity_that_never_ends_keeps_its_claim_until_its_process_dies(rig:
     rig.finish(workflow_id, *others)
     assert rig.output(workflow_id) == "by w2"
     assert rig.step(workflow_id, "a").attempt == 2
+    assert [error.code for error in rig.step(workflow_id, "a").errors] == ["step_timeout"]
+
+
+@pytest.mark.req("act-timeout-error", "b-40")
+def test_a_step_that_ignores_its_timeout_uses_up_its_budget_and_ends(rig: SteppedRig) -> None:
+    """Its workers are replaced; it is not entered again for ever."""
+    entered: list[str] = []
+    workers: list[Any] = []
+
+    def activity(ctx: Context) -> str:
+        entered.append(ctx.worker_id)
+        for _ in range(5):
+            rig.advance(rig.settings.lease_ms)
+            rig.pass_once(bystander)
+        workers[-1].kill()
+        return "never seen"
+
+    definition = flow(rig, step(rig, "a", activity, timeout=seconds(1), max_retry=1))
+    bystander = rig.worker(flow(rig, "fine", type="fine"))
+    workflow_id = rig.start(definition)
+    for _ in range(4):
+        workers.append(rig.worker(definition, stuck_grace_ms=2_000))
+        rig.pass_once(workers[-1])
+        rig.advance(2 * rig.settings.lease_ms)
+
+    assert rig.status(workflow_id) == "failed"
+    assert len(entered) == 2
+    assert rig.step(workflow_id, "a").failures == 2
 
 
 class OwnBase(BaseException):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import threading
 from datetime import timedelta
 from typing import Any
 
@@ -14,6 +15,7 @@ from kernel.definition import plan
 from kernel.errors import (
     CheckpointError,
     CoordinationRejected,
+    DefinitionMismatch,
     InvalidPriority,
     Parked,
     ResultTimeout,
@@ -22,6 +24,7 @@ from kernel.errors import (
     WorkflowWasCanceled,
 )
 from kernel.ids import SeededIds
+from kernel.runtime import NoQueue
 from kernel.store.conditional import Clear, Put, Transition
 from kernel.store.memory import MemoryStore
 from kernel.store.tables import INSTANCES
@@ -150,3 +153,16 @@ def test_one_function_makes_instances_and_one_class_calls_it() -> None:
 
     assert makers == ["kernel/transitions/start.py"]
     assert callers == ["kernel/client.py"]
+
+
+def test_a_biz_key_that_belongs_to_another_type_is_refused_and_nothing_is_changed() -> None:
+    clock = ManualClock()
+    store = MemoryStore(clock)
+    client = Client(store, NoQueue(), clock, SeededIds(3), threading.Event(), input_bytes_max=1_000)
+    first = client.start_or_resume(plan("first", ["a"]), biz_key="k")
+    before = store.get("workflow_instances", first.workflow_id)
+
+    with pytest.raises(DefinitionMismatch, match="type first"):
+        client.start_or_resume(plan("second", ["a"]), biz_key="k", priority=0)
+
+    assert store.get("workflow_instances", first.workflow_id) == before
