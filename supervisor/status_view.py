@@ -47,10 +47,22 @@ def _rss_bytes(process: psutil.Process | None) -> int | None:
 
 
 def is_all_running(status: Mapping[str, Any]) -> bool:
-    """The verdict behind the exit status: every child runs and speaks."""
+    """The verdict behind the exit status: every child runs, speaks, and reaches the durable store. A missing Redis
+    costs time only and is no reason to call the tree down; it is shown."""
     return status["state"] == "RUNNING" and all(
-        child["state"] == "RUNNING" and not child["silent"] for child in status["children"]
+        child["state"] == "RUNNING" and not child["silent"] and child.get("x_store") != "down"
+        for child in status["children"]
     )
+
+
+def _out_of_reach(status: Mapping[str, Any]) -> list[str]:
+    """One line for each store that some child does not reach."""
+    lines = []
+    for store, word in (("x_store", "durable store"), ("x_redis", "redis")):
+        names = [child["name"] for child in status["children"] if child.get(store) == "down"]
+        if names:
+            lines.append(f"{word} out of reach for {', '.join(names)}")
+    return lines
 
 
 def as_text(status: Mapping[str, Any]) -> str:
@@ -62,6 +74,7 @@ def as_text(status: Mapping[str, Any]) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     notes = [f"failure: {status['failure']}"] if status["failure"] else []
+    notes += _out_of_reach(status)
     lost = status["log"]["lost_in_children"] + status["log"]["lost_at_sink"]
     notes += [f"log records lost: {lost}"] if lost else []
     return "\n".join([head, *lines, *notes])

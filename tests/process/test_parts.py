@@ -30,6 +30,7 @@ from supervisor.messages import (
 )
 from supervisor.notices import NoticeBoard
 from supervisor.redaction import Redactor
+from supervisor.status_view import as_text, is_all_running
 
 OWNER = "0123456789abcdef" * 2
 
@@ -366,3 +367,19 @@ def test_a_descriptor_forgotten_by_an_earlier_callback_is_not_called() -> None:
     for pair in pairs:
         for end in pair:
             end.close()
+
+
+def test_a_store_out_of_reach_is_shown_and_only_the_durable_one_decides() -> None:
+    child = {"name": "worker-0", "state": "RUNNING", "silent": False, "pid": 1, "uptime_s": 1.0, "restarts": 0}
+    child |= {"claims": 0, "last_exit": None, "loops": {}, "x_store": "up", "x_redis": "up"}
+    status = {"pid": 1, "state": "RUNNING", "uptime_s": 1.0, "data_dir": "d", "app": None, "failure": None}
+    status |= {"log": {"lost_in_children": 0, "lost_at_sink": 0}, "children": [child]}
+    assert is_all_running(status)
+
+    child["x_redis"] = "down"
+    assert is_all_running(status)
+    assert "redis out of reach for worker-0" in as_text(status)
+
+    child["x_store"] = "down"
+    assert not is_all_running(status)
+    assert "durable store out of reach for worker-0" in as_text(status)
