@@ -86,7 +86,8 @@ class Renewals:
             answers = self._store.apply_all([transitions.renew(c.held, self._settings.lease_ms) for c in due])
         except (StoreUnavailable, OutcomeUnknown) as error:
             # Unknown counts as not renewed: the fence falls by itself unless a later renewal hits.
-            log.warning("%d claims could not be renewed: %s", len(due), error)
+            names = ", ".join(claim.held.workflow_id for claim in due[:5])
+            log.warning("%d claims could not be renewed (%s): %s", len(due), names, error)
             return
         except KernelError:
             if len(due) > 1:
