@@ -249,7 +249,7 @@ def worker(link: Link) -> int:
         return engine
     _listen(engine, link)
     loop = engine.worker_loop()
-    # At once: a worker that dies of its first step has started well, and must not look like one that can not start.
+    # At once: a worker that dies of its first workflow has started well, and must not look like one that can not start.
     engine.services.committer.on_first_commit = lambda: link.report(loop.status())
     loop.start()
     link.ready()

@@ -32,9 +32,9 @@ class Committer:
         self._ids = ids
         self._pause = pause
         self.commits = 0
-        """Transitions that hit, for status and for the crash-loop verdict."""
+        """Claims and transitions under them that hit, for status and for the crash-loop verdict."""
         self.on_first_commit: Callable[[], None] = lambda: None
-        """Called once, before the work that the first commit begins: that work may end this process."""
+        """Called once, before any business code is entered: that may end this process."""
 
     def commit_id(self) -> str:
         return self._ids.token()[:COMMIT_ID_DIGITS]
@@ -87,10 +87,14 @@ class Committer:
     def _landed(self, claim: ActiveClaim, document: Document) -> Instance:
         instance = to_instance(document)
         claim.update(instance)
+        self.count_commit()
+        return instance
+
+    def count_commit(self) -> None:
+        """One more write of this process has hit."""
         self.commits += 1
         if self.commits == 1:
             self.on_first_commit()
-        return instance
 
     def _marked(self, claim: ActiveClaim, transition: Transition) -> Instance | None:
         """The record, if it bears the mark of this very write."""

@@ -261,6 +261,7 @@ class Scheduler:
             if instance.deaths >= SUSPECT_DEATHS:
                 self._alone = True
         self.claims_taken += 1
+        self._s.committer.count_commit()
         self._s.renewals.keep(claim)
         self._s.note(
             "claim.taken",

@@ -1,0 +1,255 @@
+"""The crash matrix with real processes: at each boundary a process is killed before and after the call, or its answer
+is lost; afterwards the facts decide what happens next (RELIABILITY §5, flt-process-exit).
+
+The lease is 30 s and every worker has one slot: a kill hurts one workflow, and what goes on goes on because the death
+was proved.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+
+import psutil
+import pytest
+
+from tests.faults import crash_cells
+from tests.faults.apps import LINE, Job
+from tests.faults.arms import Arm, Point
+from tests.faults.crash_cells import ACTIVATED, AT_WORK, BOUNDARIES, DRAINED, POPPED, PROCESSES, PUBLISHED, Cell
+from tests.faults.effects import boot_ms
+from tests.faults.invariants import broken_in, findings, orphans
+from tests.faults.pausing import paused
+from tests.faults.rig import ARMED, LIMIT_S, SLACK, Tree, kill, tree, wait_for
+from tests.support.program import CHECKOUT
+from tests.support.wait import stays, wait_until
+
+pytestmark = [pytest.mark.fault, pytest.mark.req("flt-process-exit", "dc-tests-fault")]
+
+
+def cells(of: Sequence[Cell]) -> pytest.MarkDecorator:
+    """One test for each cell, marked with its boundary."""
+    return pytest.mark.parametrize(
+        "cell", [pytest.param(cell, id=cell.id, marks=pytest.mark.crash(cell.boundary)) for cell in of]
+    )
+
+
+@pytest.fixture(scope="module")
+def matrix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tree]:
+    folder = tmp_path_factory.mktemp("matrix") / "data"
+    with tree(folder, ARMED, workers=4, slots=1, lease_s=30.0, renew_s=0.3) as running:
+        yield running
+
+
+def sacrifice(matrix: Tree, cell: Cell) -> str:
+    """Arm the cell for a workflow of its own and start it."""
+    workflow_id = arm(matrix, cell)
+    matrix.start(cell.flow, cell.id, 10, hold_s=cell.hold_s, nap_s=cell.nap_s)
+    return workflow_id
+
+
+def arm(matrix: Tree, cell: Cell) -> str:
+    workflow_id = crash_cells.workflow_id_of(cell)
+    matrix.arms.arm(cell.id, crash_cells.armed(cell))
+    return workflow_id
+
+
+def check(matrix: Tree, cell: Cell) -> None:
+    """What the cell says is what can be seen of its workflow, once the fault is over."""
+    workflow_id = crash_cells.workflow_id_of(cell)
+    wait_until(lambda: matrix.arms.fired(cell.id), f"the fault of cell {cell.id}", LIMIT_S)
+    wait_until(lambda: matrix.ended([workflow_id]), f"the end after cell {cell.id}", LIMIT_S)
+    (fired,) = matrix.arms.fired(cell.id)
+    row = matrix.instance(workflow_id)
+    entries = {step.name: 0 for step in row.steps} | matrix.effects.counts(workflow_id)
+
+    assert row.status == cell.status
+    assert entries == cell.entries
+    assert tuple(step.attempt for step in row.steps) == (cell.attempts or tuple(entries[s.name] for s in row.steps))
+    assert row.steps[0].failures == cell.failures
+    assert (row.deaths, row.parked) == (0, None)
+    assert list(broken_in(matrix.row(workflow_id))) == []
+    if cell.kills:
+        later = [entered for entered in matrix.effects.of(workflow_id) if entered.at_ms > fired.at_ms]
+        assert fired.pid not in {entered.pid for entered in later}
+
+
+@cells(POPPED)
+@pytest.mark.req("flt-pop-claim-crash")
+def test_a_worker_that_takes_a_candidate(matrix: Tree, cell: Cell) -> None:
+    """The id is gone from the lane, the row still claimable: the next scan brings it back, within a scan period."""
+    matrix.wait_running()
+    began_ms = boot_ms()
+    workflow_id = sacrifice(matrix, cell)
+
+    check(matrix, cell)
+
+    first = matrix.entered(workflow_id, "a")
+    assert first.at_ms - began_ms <= SLACK * 1000 * (matrix.config.scan_s + matrix.config.poll_s)
+
+
+@pytest.fixture(scope="module")
+def all_at_work(matrix: Tree) -> list[str]:
+    """All cells of workers at work, side by side: four workers, and each kill meets one workflow."""
+    matrix.wait_running()
+    return [sacrifice(matrix, cell) for cell in AT_WORK]
+
+
+@cells(AT_WORK)
+@pytest.mark.case("A23")
+@pytest.mark.req("core-return-is-not-complete", "cmp-window", "cmp-skip-on-recover")
+def test_a_worker_at_work(matrix: Tree, all_at_work: list[str], cell: Cell) -> None:
+    check(matrix, cell)
+
+
+@pytest.fixture
+def quiet(matrix: Tree, all_at_work: list[str]) -> None:
+    """No other cell is under way, and every place is taken."""
+    wait_until(lambda: matrix.ended(all_at_work), "the other cells", LIMIT_S)
+    matrix.wait_running()
+
+
+def publish(matrix: Tree, cell: Cell, priority: str) -> int:
+    """The exit status of a publisher that starts the cell's workflow."""
+    command = [sys.executable, "-m", "tests.faults.publisher", str(matrix.folder), matrix.session.redis_url]
+    done = subprocess.run([*command, cell.flow.type, cell.id, "10", priority], cwd=CHECKOUT, capture_output=True)
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr.decode()
+    return done.returncode
+
+
+@cells(PUBLISHED)
+def test_a_publisher(matrix: Tree, quiet: None, cell: Cell) -> None:
+    """Whatever the dead publisher had done: who repeats the call gets the same one instance."""
+    workflow_id = crash_cells.workflow_id_of(cell)
+    if cell.boundary == "05":
+        job = Job(10, nap_s=cell.nap_s)
+        matrix.client.start_or_resume(cell.flow.plan, biz_key=cell.id, input=job, priority="background")
+        wait_until(lambda: matrix.row(workflow_id)["status"] == "waiting", "it sleeps")
+    arm(matrix, cell)
+
+    status = publish(matrix, cell, "realtime")
+
+    assert (status != 0) == cell.kills
+    exists = matrix.client.get(workflow_id) is not None
+    assert exists == ((cell.boundary, cell.point) != ("02", "before"))
+    if cell.boundary in ("02", "05"):
+        matrix.client.start_or_resume(cell.flow.plan, biz_key=cell.id, input=Job(10), priority="realtime")
+    check(matrix, cell)
+    assert matrix.instance(workflow_id).business_priority == 0
+    assert [row["biz_key"] for row in matrix.rows()].count(cell.id) == 1
+
+
+@cells(ACTIVATED)
+@pytest.mark.req("slp-activate", "slp-not-early")
+def test_a_dispatcher_that_activates(matrix: Tree, quiet: None, cell: Cell) -> None:
+    """One activation, by whom ever, not early; the next sweep queues what the dead one had not."""
+    workflow_id = sacrifice(matrix, cell)
+    wait_until(lambda: matrix.row(workflow_id)["status"] == "waiting", "it sleeps")
+    due_ms = matrix.row(workflow_id)["claimable_time"]
+    with paused(matrix, matrix.pids()):
+        wait_until(lambda: matrix.arms.fired(cell.id), "the fault", LIMIT_S)
+        wait_until(lambda: matrix.row(workflow_id)["status"] == "running", "it is activated")
+        row = matrix.instance(workflow_id)
+        assert row.resume is not None
+        assert (row.resume.kind, row.steps[0].status, row.claim_token) == ("timer", "pending", None)
+
+    check(matrix, cell)
+
+    assert matrix.effects.of(workflow_id, "a")[1].wall_ms >= due_ms
+    assert matrix.instance(workflow_id).revision == 6, "insert, begin, suspend, activate, begin, complete: each once"
+
+
+@cells(DRAINED)
+@pytest.mark.req("shd-release")
+def test_a_worker_that_drains(matrix: Tree, quiet: None, cell: Cell) -> None:
+    """The step that ran is committed, the next one is somebody else's, whether or not the claim was given back."""
+    workflow_id = sacrifice(matrix, cell)
+    first = matrix.entered(workflow_id, "a")
+    wait_until(lambda: matrix.row(workflow_id)["steps"][0]["status"] == "running", "it is at work")
+
+    os.kill(first.pid, signal.SIGTERM)
+
+    check(matrix, cell)
+    assert matrix.effects.of(workflow_id, "b")[0].pid != first.pid
+
+
+@pytest.mark.parametrize("part", range(4))
+@pytest.mark.crash("60")
+def test_kill_in_the_middle_of_a_drain(matrix: Tree, quiet: None, part: int) -> None:
+    """Five offsets a part, twenty in all, from the order to drain to some time after the step's end."""
+    workers = len(matrix.pids())
+    ids = [matrix.start(LINE, f"drain:{part}:{k}", k, hold_s=0.15) for k in range(workers)]
+    pids = [matrix.entered(workflow_id, "a").pid for workflow_id in ids]
+    assert len(set(pids)) == workers, "one slot each"
+    for pid in pids:
+        os.kill(pid, signal.SIGTERM)
+    ordered_ms = boot_ms()
+    for k, pid in enumerate(pids):
+        wait_for(ordered_ms + (part * workers + k) * 20)
+        kill(pid)
+
+    matrix.finish(*ids)
+
+    assert [matrix.output(workflow_id) for workflow_id in ids] == [k + 2 for k in range(workers)]
+    assert all(sum(matrix.effects.counts(workflow_id).values()) <= 3 + 1 for workflow_id in ids), "one kill, one more"
+    matrix.wait_running(without=pids)
+
+
+@pytest.mark.parametrize(
+    ("boundary", "point", "times"),
+    [
+        pytest.param(boundary, point, times, id=f"{boundary}-{point}", marks=pytest.mark.crash(boundary))
+        for boundary, point, times in PROCESSES
+    ],
+)
+@pytest.mark.req("dc-restart-child")
+def test_a_child_that_starts(matrix: Tree, quiet: None, boundary: str, point: Point, times: int) -> None:
+    """Killed right before or after it is ready, once or several times: its place is filled again, never twice, and not
+    without a pause; the tree goes on."""
+    began = len(matrix.log("child.backoff"))
+    victim = matrix.children()[2]
+    for k in range(times):
+        matrix.arms.arm(f"{boundary}-{point}-{k}", Arm(call="ready", point=point, role="worker"))
+    kill(victim["pid"])
+
+    def filled() -> bool:
+        names = [child.name() for child in psutil.Process(matrix.session.pid).children()]
+        assert len(set(names)) == len(names), f"two children in one place: {names}"
+        return len(matrix.log("child.backoff")) >= began + times + 1 and matrix.session.status()["state"] == "RUNNING"
+
+    wait_until(filled, "the place is filled", LIMIT_S, every=0.01)
+    died = [fired for k in range(times) for fired in matrix.arms.fired(f"{boundary}-{point}-{k}")]
+    child = matrix.children()[2]
+    assert len({fired.pid for fired in died}) == times
+    assert child["restarts"] == victim["restarts"] + times + 1
+    delays = [line["x"]["delay_ms"] for line in matrix.log("child.backoff")[began:]]
+    assert len(delays) == times + 1 and min(delays) >= 50 and delays == sorted(delays)
+    workflow_id = matrix.start(LINE, f"after:{boundary}:{point}", 1)
+    matrix.finish(workflow_id)
+
+
+def test_every_boundary_is_here_and_was_hurt_before_and_after(matrix: Tree, quiet: None) -> None:
+    """The cells of this run, as a table; what the table lacks fails here."""
+    points: dict[str, set[str]] = {}
+    for boundary, point in [
+        *((cell.boundary, cell.point) for cell in (*POPPED, *AT_WORK, *PUBLISHED, *ACTIVATED, *DRAINED)),
+        *((boundary, point) for boundary, point, _ in PROCESSES),
+    ]:
+        points.setdefault(boundary, set()).add(point)
+    for boundary in sorted(points):
+        print(boundary, *(point for point in ("before", "lost", "after") if point in points[boundary]))
+
+    assert sorted(points) == sorted(BOUNDARIES)
+    assert [boundary for boundary in points if not points[boundary] >= {"before", "after"}] == []
+
+
+def test_afterwards_every_invariant_holds(matrix: Tree, quiet: None) -> None:
+    wait_until(lambda: not orphans(matrix.rows()), "no claim is left")
+    rows = matrix.rows()
+    keys = [cell.id for cell in (*POPPED, *AT_WORK, *PUBLISHED, *ACTIVATED, *DRAINED)]
+
+    assert findings(rows, matrix.effects.all(), keys) == []
+    stays(lambda: matrix.rows() == rows, "what has ended stays as it is", seconds=1)

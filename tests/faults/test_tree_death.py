@@ -1,0 +1,118 @@
+"""The whole tree dies, and nobody is left who could prove a death: the lease decides, and no lease is stolen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.faults import apps
+from tests.faults.invariants import findings
+from tests.faults.rig import SLACK, Tree, gone, is_alive, kill, store_file, tree
+from tests.support.wait import wait_until
+
+pytestmark = [pytest.mark.fault, pytest.mark.req("dc-tests-fault")]
+
+GONE_S = 5.0
+
+
+def kill_all(victim: Tree) -> list[psutil.Process]:
+    """SIGKILL to the supervisor and everything below it, before any of them can tell of it."""
+    family = victim.family()
+    kill(*(process.pid for process in family))
+    wait_until(lambda: gone(family), "the tree is gone")
+    return family
+
+
+def check_taken_over(row: dict[str, object], resumed_ms: int, ready_ms: int, scan_and_poll_s: float) -> None:
+    """Not before the lease of the dead holder has run out, and then within a scan and a poll."""
+    lease_end_ms = row["claimable_time"]
+    assert isinstance(lease_end_ms, int)
+    assert resumed_ms >= lease_end_ms, "a lease was stolen"
+    assert resumed_ms - max(lease_end_ms, ready_ms) <= SLACK * 1000 * scan_and_poll_s
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Callable[[str], Path]:
+    return lambda name: tmp_path / name
+
+
+@pytest.mark.case("A14", "A15")
+@pytest.mark.req(
+    "clm-crash-lease", "core-running-is-not-alive", "sch-expired-lease-found", "shd-no-force-clear",
+    "shd-no-business-fail", "core-worker-replaceable",
+)  # fmt: skip
+def test_supervisor_and_children_killed_at_once_in_mid_step(folder: Callable[[str], Path]) -> None:
+    """A fresh supervisor in the same folder goes on when the lease has run out, not at the step's timeout (30 min)."""
+    with tree(folder("data")) as first:
+        workflow_id = first.start(apps.HELD, "host died", 10)
+        entered = first.entered(workflow_id, "b")
+        kill_all(first)
+        row = first.row(workflow_id)
+        assert (row["status"], row["steps"][1]["status"], row["worker_id"]) == ("running", "running", entered.worker_id)
+
+    with tree(folder("data")) as second:
+        ready_ms = second.store.now_ms()
+        resumed = second.entered(workflow_id, "b", 2)
+        second.finish(workflow_id)
+
+        check_taken_over(row, resumed.wall_ms, ready_ms, second.config.scan_s + second.config.poll_s)
+        assert second.effects.counts(workflow_id) == {"a": 1, "b": 2, "c": 1}
+        assert second.output(workflow_id) == 12
+        assert second.instance(workflow_id).steps[1].takeovers == 1
+        assert findings(second.rows(), second.effects.all(), ["host died"]) == []
+
+
+@pytest.mark.case("A64", "A72")
+@pytest.mark.req("dc-supervisor-death", "shd-resume")
+def test_supervisor_killed_over_workers_that_hear_nothing(folder: Callable[[str], Path]) -> None:
+    """One holds the interpreter in native code, one is stopped, one waits: all are gone within 5 s, and the next
+    supervisor in the folder brings their work to its end."""
+    with tree(folder("data"), workers=3, slots=1) as first:
+        ids = [
+            first.start(apps.NATIVE, "native", hold_s=30.0),
+            first.start(apps.HELD, "stopped", 1),
+            first.start(apps.HELD, "waiting", 2),
+        ]
+        first.entered(ids[0], "only")
+        stopped, waiting = (psutil.Process(first.entered(workflow_id, "b").pid) for workflow_id in ids[1:])
+        assert stopped.pid != waiting.pid
+        family = first.family()
+        stopped.suspend()
+
+        kill(first.session.pid)
+        wait_until(lambda: gone(family), "everything is gone", timeout=GONE_S * 1.5)
+
+    with tree(folder("data")) as second:
+        second.finish(*ids)
+        assert [second.output(workflow_id) for workflow_id in ids] == [2, 3, 4]
+        assert [sum(second.effects.counts(workflow_id).values()) for workflow_id in ids] == [2, 4, 4]
+
+
+@pytest.mark.case("A20")
+@pytest.mark.req("clm-crash-lease", "core-worker-replaceable", "sch-expired-lease-found")
+def test_rolling_restart_new_tree_up_old_tree_killed_and_nothing_started_afterwards(
+    folder: Callable[[str], Path],
+) -> None:
+    """Two supervisors on one store. What the old one's workers held is found by the running ones, not by a start."""
+    with tree(folder("old")) as old:
+        workflow_id = old.start(apps.HELD, "deploy", 10)
+        entered = old.entered(workflow_id, "b")
+        folder("new").mkdir(mode=0o700)
+        store_file(folder("new")).symlink_to(store_file(folder("old")))
+        with tree(folder("new")) as new:
+            before = new.pids()
+            kill_all(old)
+            row = new.row(workflow_id)
+            ready_ms = new.store.now_ms()
+            resumed = new.entered(workflow_id, "b")
+            new.finish(workflow_id)
+
+            check_taken_over(row, resumed.wall_ms, ready_ms, new.config.scan_s + new.config.poll_s)
+            assert resumed.pid in before
+            assert (entered.attempt, resumed.attempt) == (1, 2)
+            assert new.pids() == before and all(is_alive(psutil.Process(pid)) for pid in before)
+            assert new.output(workflow_id) == 12
+            assert new.effects.counts(workflow_id) == {"b": 1, "c": 1}, "step a is the old tree's, and done"
