@@ -19,7 +19,7 @@ from kernel.candidates import Candidate
 from kernel.clock import Clock
 from kernel.codec import decode, encode
 from kernel.definition import Plan
-from kernel.engine.commit import COMMIT_ID_DIGITS, settled
+from kernel.engine.commit import fresh_commit_id, settled
 from kernel.engine.ports import Event, ReadyQueue
 from kernel.errors import (
     BadReturn,
@@ -301,7 +301,7 @@ class Client:
             log.debug("registered, but not queued; the scan will find it: %s", error)
 
     def _commit_id(self) -> str:
-        return self._ids.token()[:COMMIT_ID_DIGITS]
+        return fresh_commit_id(self._ids)
 
 
 def lane_of(priority: int | str) -> int:

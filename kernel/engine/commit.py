@@ -19,9 +19,14 @@ from kernel.store.conditional import Applied, Transition
 from kernel.store.protocol import Store
 from kernel.store.tables import INSTANCES
 
-COMMIT_ID_DIGITS = 16
+_COMMIT_ID_DIGITS = 16
 _RETRY_FIRST_S = 0.02
 _RETRY_MAX_S = 1.0
+
+
+def fresh_commit_id(ids: IdSource) -> str:
+    """The mark of one write: unique among the few that a row keeps, and short because every row keeps them."""
+    return ids.token()[:_COMMIT_ID_DIGITS]
 
 
 class Committer:
@@ -37,7 +42,7 @@ class Committer:
         """Called once, before any business code is entered: that may end this process."""
 
     def commit_id(self) -> str:
-        return self._ids.token()[:COMMIT_ID_DIGITS]
+        return fresh_commit_id(self._ids)
 
     def commit(self, claim: ActiveClaim, build: Callable[[str], Transition]) -> Instance:
         """Apply `build(commit_id)` and return the record after it, which is also the claim's record from then on.

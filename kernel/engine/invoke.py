@@ -24,12 +24,11 @@ from kernel.errors import ActivityPanic, StepTimeout
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What came of one invocation: a value, or the error that decides; `late` tells what came after the timeout."""
+    """What came of one invocation: a value, or the error that decides."""
 
     value: Any = None
     error: BaseException | None = None
     elapsed_ms: int = 0
-    late: str | None = None
 
 
 def text_of(error: BaseException) -> str:
@@ -90,7 +89,7 @@ class Invoker:
             # The error decides, even when the old call has come back with a value (act-timeout-error, B-10).
             late = f"returned {type(value).__name__}" if error is None else f"{type(error).__name__}: {text_of(error)}"
             timed_out = StepTimeout(f"{what} ran longer than {timeout_ms} ms; it ended after {elapsed_ms} ms: {late}")
-            return Outcome(error=timed_out, elapsed_ms=elapsed_ms, late=late)
+            return Outcome(error=timed_out, elapsed_ms=elapsed_ms)
         return Outcome(value=value, error=error, elapsed_ms=elapsed_ms)
 
     def _call(self, function: Callable[..., Any], ctx: Context, token: CancelToken) -> tuple[Any, BaseException | None]:

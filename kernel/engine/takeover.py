@@ -15,7 +15,7 @@ import msgspec
 from kernel import transitions
 from kernel.clock import Clock
 from kernel.engine.claims import ActiveClaim
-from kernel.engine.commit import COMMIT_ID_DIGITS, settled
+from kernel.engine.commit import fresh_commit_id, settled
 from kernel.engine.readiness import due_waits
 from kernel.engine.settings import Settings
 from kernel.errors import CorruptRecord, OutcomeUnknown, StoreUnavailable, UnknownVersion
@@ -276,7 +276,7 @@ class Claimer:
         return Stale(instance.workflow_id, "parked")
 
     def _commit_id(self) -> str:
-        return self._ids.token()[:COMMIT_ID_DIGITS]
+        return fresh_commit_id(self._ids)
 
 
 def held_of(claim: Transition) -> Held:
