@@ -162,7 +162,7 @@ def workflows(
         idle_samples=idle_samples,
         open_limit=open_limit,
     )
-    before = _checked(json_file, compare_file)
+    before = _checked("workflows", json_file, compare_file)
     signal.signal(signal.SIGTERM, _end)
     load = load_average()  # of others: this run is not part of it yet
     from bench.workflow_row import row_of, text_of, violations_of  # loads the whole kernel
@@ -182,12 +182,68 @@ def workflows(
     _conclude(found, before, json_file)
 
 
+@main.command()
+@click.option(
+    "--count", type=click.IntRange(1, 100_000), metavar="N", default=20_000, help="Waiting subscribers (20000)."
+)
+@click.option("--workers", type=click.IntRange(1, 64), metavar="N", default=2, help="Worker processes (2).")
+@click.option(
+    "--slots", type=click.IntRange(1, 256), metavar="N", default=8, help="Workflows one worker runs at once (8)."
+)
+@click.option(
+    "--durability", type=click.Choice(["full", "normal"]), default="normal", help="What a commit survives (normal)."
+)
+@_report_options
+@click.option(
+    "--limit", "limit_s", type=Duration(), metavar="TIME", default=200.0, help="All parts must be done by then (200s)."
+)
+@click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    default=".kernel",
+    help="Disk to measure on (.kernel).",
+)
+def fanout(
+    count: int,
+    workers: int,
+    slots: int,
+    durability: Literal["full", "normal"],
+    json_file: Path | None,
+    compare_file: Path | None,
+    limit_s: float,
+    data_dir: Path,
+) -> None:
+    """One event to many waiting workflows through the real tree: rate, cost, memory; nobody twice, nobody lost."""
+    before = _checked("fanout", json_file, compare_file)
+    signal.signal(signal.SIGTERM, _end)
+    load = load_average()  # of others: this run is not part of it yet
+    from bench.fanout_row import row_of, text_of, violations_of  # loads the whole kernel
+    from bench.fanout_run import FanOutPlan, measure  # the same
+
+    plan = FanOutPlan(count=count, workers=workers, slots=slots, durability=durability, limit_s=limit_s)
+    with _run_folder(data_dir) as folder, open_progress() as progress:
+        parts, disk = measure(plan, folder, progress), file_system(folder)
+    rows = [row_of(plan, told) for told in parts]
+    found = report.made(
+        "fanout",
+        server=parts[-1].server,
+        settings={**plan.settings(), "file_system": disk, "load_before": load},
+        rows=rows,
+        shares={},
+        findings=violations_of(plan, parts),
+    )
+    for line in text_of(plan, rows):
+        click.echo(line)
+    _conclude(found, before, json_file)
+
+
 def _end(number: int, frame: FrameType | None) -> NoReturn:
     """SIGTERM ends this program as Ctrl-C does: through every `finally`, so that nothing it started or made stays."""
     raise SystemExit(128 + number)
 
 
-def _checked(json_file: Path | None, compare_file: Path | None) -> report.Report | None:
+def _checked(bench: str, json_file: Path | None, compare_file: Path | None) -> report.Report | None:
     """The report to compare with. Files are looked at first: nobody waits for a run and then reads that it is lost."""
     if json_file is not None:
         try:
@@ -197,7 +253,7 @@ def _checked(json_file: Path | None, compare_file: Path | None) -> report.Report
     if compare_file is None:
         return None
     try:
-        return report.read(compare_file, "workflows")
+        return report.read(compare_file, bench)
     except report.BadReport as error:
         raise click.UsageError(f"--compare {error}") from None
 

@@ -7,10 +7,13 @@ from typing import Any
 
 import msgspec
 
+from kernel.business_objects import BusinessObjects
 from kernel.config import Limit
-from kernel.definition import Definition
+from kernel.definition import Definition, Plan
+from kernel.dispatch import DispatchSource
 from kernel.errors import InvalidDefinition, UnknownType
 from kernel.ids import check_name
+from kernel.objects import Objects
 
 
 class Companion(msgspec.Struct, frozen=True):
@@ -30,23 +33,35 @@ class Companion(msgspec.Struct, frozen=True):
 
 
 class PortsRequest(msgspec.Struct, frozen=True):
-    """What a `ports` factory may need: the data folder and the addresses of companions."""
+    """What a `ports` factory may need: the data folder, the addresses of companions, and the App's business objects by
+    name, opened in this very process."""
 
     data_dir: str
     addresses: Mapping[str, str] = {}
+    objects: Mapping[str, BusinessObjects] = {}
+
+
+MakeSource = Callable[[PortsRequest], DispatchSource]
+"""A dispatch source of the application's own: called once per dispatcher process, after the fork."""
 
 
 class App:
-    """Definitions and their surroundings. `ports` is called once per process, after the fork (dc-fork-safety)."""
+    """Definitions and their surroundings. `ports` is called once per process, after the fork (dc-fork-safety).
+
+    `dispatch_sources` are declarations of business objects, or functions that open a source of the application's own
+    (kernel.dispatch.DispatchSource). `plans` are those that publishers of this application start by: where one is of
+    another version than the Definition of its type, the App is refused (fpr-plan-definition-match).
+    """
 
     def __init__(
         self,
         *,
         definitions: Iterable[Definition] = (),
         limits: Mapping[str, Limit] | None = None,
-        dispatch_sources: Sequence[Any] = (),
+        dispatch_sources: Sequence[Objects | MakeSource] = (),
         ports: Callable[[PortsRequest], Any] | None = None,
         companions: Sequence[Companion] = (),
+        plans: Iterable[Plan] = (),
     ) -> None:
         self.definitions: dict[str, Definition] = {}
         for definition in definitions:
@@ -58,9 +73,39 @@ class App:
         self.limits = dict(limits or {})
         for resource in self.limits:
             check_name(resource, "limits")
-        self.dispatch_sources = tuple(dispatch_sources)
+        self.objects: tuple[Objects, ...] = ()
+        self.source_makers: tuple[MakeSource, ...] = ()
+        for source in dispatch_sources:
+            self._add_source(source)
         self.ports = ports
         self.companions = tuple(companions)
+        for plan in plans:
+            self._check_plan(plan)
+
+    def _check_plan(self, plan: Plan) -> None:
+        """A publisher's Plan and the worker's Definition of one type are one version (fpr-plan-definition-match)."""
+        definition = self.definitions.get(plan.type)
+        if definition is not None and definition.plan.fingerprint != plan.fingerprint:
+            ours, theirs = ([(s.name, *s.depends_on) for s in p.steps] for p in (definition.plan, plan))
+            raise InvalidDefinition(
+                f"the Plan of {plan.type!r} has the fingerprint {plan.fingerprint}, the Definition "
+                f"{definition.plan.fingerprint}: steps {theirs} are not {ours}"
+            )
+
+    def _add_source(self, source: Objects | MakeSource) -> None:
+        if isinstance(source, Objects):
+            for other in self.objects:
+                if other.name == source.name:
+                    raise InvalidDefinition(f"two dispatch sources have the name {source.name!r}")
+                if (other.place.lower(), other.database) == (source.place.lower(), source.database):
+                    raise InvalidDefinition(f"two dispatch sources share the collection {source.place!r}")
+            self.objects += (source,)
+        elif callable(source) and not isinstance(source, type):
+            self.source_makers += (source,)
+        else:
+            raise InvalidDefinition(
+                f"App.dispatch_sources: expected Objects, or a function that opens a source, got {_kind(source)}"
+            )
 
     def definition(self, type_: str) -> Definition:
         """The Definition of `type_`. Raises UnknownType naming those that exist."""
@@ -69,3 +114,7 @@ class App:
         except KeyError:
             known = ", ".join(sorted(self.definitions)) or "none"
             raise UnknownType(f"workflow type {type_!r} is not registered here; registered: {known}") from None
+
+
+def _kind(value: object) -> str:
+    return value.__name__ if isinstance(value, type) else type(value).__name__

@@ -1,4 +1,4 @@
-"""What a ready queue holds: hints about runnable work, on the store's clock. Redis recommends; a claim grants."""
+"""What Redis may hold: hints about runnable work and about intents that are due. Redis recommends; a claim grants."""
 
 from __future__ import annotations
 
@@ -22,3 +22,18 @@ class Popped(msgspec.Struct, frozen=True):
     candidates: tuple[Candidate, ...]
     next_in_ms: int | None = None
     wiped: bool = False
+
+
+class DueObjects(msgspec.Struct, frozen=True):
+    """Business objects whose intents were said to be due. `next_due_ms` is when the next one is, on the source's clock;
+    None when none is noted."""
+
+    object_ids: tuple[str, ...]
+    next_due_ms: int | None = None
+
+
+class ScanTurn(msgspec.Struct, frozen=True):
+    """Whose turn it is to scan a source: ours, under a token, or another's for that many milliseconds more."""
+
+    token: str | None = None
+    free_in_ms: int = 0

@@ -8,7 +8,7 @@ branch, never an error to the caller.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Literal, cast
 
@@ -17,9 +17,13 @@ import msgspec
 from kernel import transitions
 from kernel.candidates import Candidate
 from kernel.clock import Clock
+from kernel.closing import Closing
 from kernel.codec import decode, encode
 from kernel.definition import Plan
+from kernel.dispatch import Snapshot, round_of
 from kernel.engine.commit import fresh_commit_id, settled
+from kernel.engine.inbox import Inbox
+from kernel.engine.matching import proofs
 from kernel.engine.ports import Event, ReadyQueue
 from kernel.errors import (
     BadReturn,
@@ -34,12 +38,14 @@ from kernel.errors import (
     Refused,
     ResultTimeout,
     StoreUnavailable,
+    TooLarge,
     UnknownWorkflow,
     WorkflowFailed,
     WorkflowWasCanceled,
 )
 from kernel.ids import IdSource, check_id, workflow_id_for
 from kernel.records import Instance, to_instance
+from kernel.signals import Signal, SignalReceipt
 from kernel.states import CANCELED, COMPLETED, FAILED, PRIORITIES, TERMINAL
 from kernel.store.conditional import Insert, Inserted
 from kernel.store.protocol import Store
@@ -48,8 +54,9 @@ from kernel.store.tables import INSTANCES
 log = logging.getLogger("kernel.client")
 
 Branch = Literal[
-    "created", "replayed", "running", "waiting", "failing", "completed", "canceled", "parked", "definition_mismatch"
-]
+    "created", "replayed", "running", "waiting", "failing", "failed", "completed", "canceled", "parked",
+    "definition_mismatch",
+]  # fmt: skip
 _RACES_MAX = 16
 _POLL_FIRST_S = 0.002
 _POLL_MAX_S = 0.25
@@ -89,18 +96,28 @@ class Handle:
         return self._client.result(self.workflow_id, timeout, type_)
 
 
-class Client:
+class Client(Closing):
     """Everything that a process may do with workflows without running them. Safe for many threads."""
 
     def __init__(
-        self, store: Store, queue: ReadyQueue, clock: Clock, ids: IdSource, pause: Event, *, input_bytes_max: int
+        self,
+        store: Store,
+        queue: ReadyQueue,
+        clock: Clock,
+        ids: IdSource,
+        pause: Event,
+        *,
+        input_bytes_max: int,
+        closers: Sequence[Callable[[], None]] = (),
     ) -> None:
+        super().__init__(closers)
         self._store = store
         self._queue = queue
         self._clock = clock
         self._ids = ids
         self._pause = pause
         self._input_bytes_max = input_bytes_max
+        self._inbox = Inbox(store, self._enqueue, self._commit_id, pause)
 
     # --- starting --------------------------------------------------------------------------------------
 
@@ -112,8 +129,14 @@ class Client:
         input: Any = None,
         priority: int | str = "async",
         start_delay: timedelta = timedelta(0),
+        before_write: Callable[[], None] = lambda: None,
     ) -> Handle:
         """Register the one instance of `biz_key`, or find it; a failed one is replayed with the new input.
+
+        A `Snapshot` as `input` is submitted byte for byte (req-one-snapshot). An instance that failed in the very round
+        of the snapshot has been registered before: it is found (branch `failed`) and not run again, which only a new
+        round may do (req-two-failures). `before_write` is called before each write that may start a run; what it
+        raises ends the call, so that one who has lost the right to register does not.
 
         Raises InvalidId, InvalidInput, TooLarge, InvalidPriority, InputIdentityChanged, DefinitionMismatch (the key
         belongs to another type) before any write, and
@@ -121,9 +144,14 @@ class Client:
         repeated. A dead Redis does not fail it (sor-enqueue-failure).
         """
         insert = self._insert(plan, biz_key, input, lane_of(priority), start_delay)
+        round_ = round_of(input.data) if isinstance(input, Snapshot) else None
         for _ in range(_RACES_MAX):
+            before_write()
             found = self._registered(insert)
-            decided = self._created(insert) if found is None else self._existing(plan, found, insert)
+            if found is None:
+                decided: tuple[Branch, Instance] | None = self._created(insert)
+            else:
+                decided = self._existing(plan, found, insert, round_, before_write)
             if decided is None:
                 continue  # another caller changed it between the reading and the write: read again
             branch, instance = decided
@@ -153,10 +181,7 @@ class Client:
         check_id(biz_key, "biz_key")
         if not timedelta(0) <= delay <= timedelta(days=3660):
             raise Refused(f"start_delay: must lie between 0 and 3660 days, is {delay}")
-        try:
-            data = encode(value, f"input of {plan.type}", self._input_bytes_max)
-        except BadReturn as error:
-            raise InvalidInput(str(error)) from None
+        data = self._encoded(plan, value)
         plan.check_input(data)
         return transitions.create(
             workflow_id=workflow_id_for(biz_key),
@@ -170,6 +195,18 @@ class Client:
             start_delay_ms=round(delay.total_seconds() * 1000),
             commit_id=self._commit_id(),
         )
+
+    def _encoded(self, plan: Plan, value: Any) -> bytes:
+        if not isinstance(value, Snapshot):
+            try:
+                return encode(value, f"input of {plan.type}", self._input_bytes_max)
+            except BadReturn as error:
+                raise InvalidInput(str(error)) from None
+        if len(value.data) > self._input_bytes_max:
+            raise TooLarge(
+                f"input of {plan.type}: {len(value.data)} bytes, at most {self._input_bytes_max} are allowed"
+            )
+        return value.data
 
     def _registered(self, insert: Insert) -> Instance | None:
         """None when this insert made the instance, else the instance that is already there (sor-unique-race)."""
@@ -189,7 +226,9 @@ class Client:
     def _created(insert: Insert) -> tuple[Branch, Instance]:
         return "created", to_instance(insert.document)
 
-    def _existing(self, plan: Plan, found: Instance, insert: Insert) -> tuple[Branch, Instance] | None:
+    def _existing(
+        self, plan: Plan, found: Instance, insert: Insert, round_: str | None, before_write: Callable[[], None]
+    ) -> tuple[Branch, Instance] | None:
         """What an existing instance means for this call (T-03). None: it changed meanwhile, read it again."""
         if found.type != plan.type:
             raise DefinitionMismatch(f"biz_key {found.biz_key!r} belongs to a workflow of type {found.type}")
@@ -198,11 +237,16 @@ class Client:
             return "parked", instance
         if instance.status != FAILED:
             return cast(Branch, instance.status), instance
+        if round_ is not None and round_of(instance.input) == round_:
+            return "failed", instance
+        before_write()  # after the reading: the replay misses when anything has happened to the instance since
         return self._replay(plan, instance, insert)
 
     def _replay(self, plan: Plan, instance: Instance, insert: Insert) -> tuple[Branch, Instance] | None:
         data: bytes = insert.document["input"]
         self._check_identity(plan, instance, data)
+        # A failed instance stands still, so what it proves now is all that this replay clears (sig-mark-before-unset).
+        self._inbox.mark(proofs(instance))
         lane: int = insert.document["business_priority"]
         if instance.definition_key == plan.key:
             transition = transitions.replay_failed(instance, input_=data, priority=lane, commit_id=self._commit_id())
@@ -241,11 +285,37 @@ class Client:
         settled(self._store, transitions.raise_priority(instance.workflow_id, lane))
         return self.get(instance.workflow_id) or instance
 
+    # --- signals ---------------------------------------------------------------------------------------
+
+    def deliver_signals(self, signals: Sequence[Signal]) -> list[SignalReceipt]:
+        """Store each signal once in the inbox, then wake the waits that match; a receipt each, in order (group 21).
+
+        Write the business fact first (sig-business-first). Many share few commits, and memory does not grow with their
+        number beyond the receipts. Raises StoreUnavailable or OutcomeUnknown when the inbox does not say that it has
+        them: repeat with the same ids, what is stored already is a duplicate.
+        """
+        return self._inbox.deliver(signals)
+
+    def signal(
+        self, workflow_id: str, signal_type: str, *, wait_key: str, generation: int = 0, signal_id: str
+    ) -> SignalReceipt:
+        """Tell one workflow that what it waits for may have changed. Raises as `deliver_signals`, and InvalidId,
+        InvalidName or Refused before any write."""
+        signal = Signal(
+            signal_id=signal_id,
+            workflow_id=workflow_id,
+            signal_type=signal_type,
+            wait_key=wait_key,
+            generation=generation,
+        )
+        return self._inbox.deliver([signal])[0]
+
     # --- control ---------------------------------------------------------------------------------------
 
     def supersede(self, workflow_id: str) -> Superseded:
         """End a live workflow as canceled, whoever holds it; nothing is an error (can-supersede-idempotent)."""
         check_id(workflow_id, "workflow_id")
+        self._inbox.mark_consumed(workflow_id)
         document = settled(self._store, transitions.supersede(workflow_id, commit_id=self._commit_id()))
         if document is not None:
             return Superseded(True, document["status"])

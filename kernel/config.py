@@ -73,6 +73,30 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     finalizer_timeout_s: Seconds = 60.0
     prepare_timeout_s: Seconds = 5.0
     loop_silence_s: Seconds = 5.0
+    signal_matched_keep_s: Seconds = 7 * 86_400.0
+    """How long the inbox keeps a signal that was matched: a repeat of its id is known for that long (DECISIONS 14)."""
+    signal_pending_keep_s: Seconds = 30 * 86_400.0
+    """How long it keeps one for a workflow that is unknown or has ended; of a live workflow none is ever removed."""
+
+    dispatch_batch: Annotated[int, Meta(ge=1, le=500)] = 100
+    """Objects with an open intent that one batch takes from Redis or from a page of the scan (dsp-limits)."""
+    dispatch_round: Positive = 300
+    """Objects that one round of a dispatcher handles at most, over all its batches."""
+    dispatch_slots: Annotated[int, Meta(ge=1, le=64)] = 4
+    """Objects that one dispatcher registers at the same time, hence holds leases of."""
+    dispatch_lease_s: Annotated[float, Meta(ge=0.1, le=86_400)] = 15.0
+    """The lease of one object; renewed at a third of it while registering takes long."""
+    dispatch_scan_s: Seconds = 30.0
+    """Period of the scan for intents that Redis lost; one dispatcher of all does it (dsp-scan-mutex)."""
+    dispatch_delay_s: Seconds = 1.0
+    """Delay of an intent after its first vain try; doubled with each further one."""
+    dispatch_delay_max_s: Seconds = 300.0
+
+    permit_lease_s: Annotated[float, Meta(ge=0.1, le=3600)] = 30.0
+    """How long a place of a resource is held without renewal; renewed at a third of it (prm-lease)."""
+    permit_wait_s: Annotated[float, Meta(ge=0.05, le=600)] = 30.0
+    """The net beneath a hand-over: who was refused for concurrency asks again by itself after that time, times its
+    place in line over the limit, and after 600 s at most (prm-retry-delay)."""
 
     lane_weights: tuple[Positive, Positive, Positive, Positive] = (8, 6, 4, 2)
     lane_burst: Count = 8
@@ -231,6 +255,10 @@ def _check_relations(config: Config) -> None:
         )
     if not 0 < config.fence_s < config.lease_s or config.fence_s <= config.renew_period_s:
         raise InvalidConfig("fence_margin_s: lease − margin must lie between the renewal period and the lease")
+    if config.dispatch_batch > config.dispatch_round:
+        raise InvalidConfig("dispatch_batch: at most dispatch_round, which limits all batches of a round together")
+    if config.dispatch_delay_s > config.dispatch_delay_max_s:
+        raise InvalidConfig("dispatch_delay_s: at most dispatch_delay_max_s")
     if sum(config.lane_weights) > 100 or config.lane_burst > 99:
         raise InvalidConfig("lane_weights: at most 100 together; lane_burst: at most 99")
     if not config.data_dir.strip() or "\0" in config.data_dir:

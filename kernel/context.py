@@ -7,13 +7,16 @@ starts, even if the store is silent (DECISIONS detail 16).
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, overload
 
 from kernel.cancel import CancelToken
 from kernel.codec import decode
-from kernel.errors import KernelError
+from kernel.definition import Plan
+from kernel.errors import InsideStep, KernelError
+from kernel.flows import Flows
 from kernel.records import ErrorRecord, Instance, Resume
+from kernel.signals import Signal, SignalReceipt
 
 T = TypeVar("T")
 
@@ -40,6 +43,8 @@ class Context:
         cancel: CancelToken,
         guard: Callable[[], None],
         remaining_ms: Callable[[], int],
+        flows: Flows,
+        may_start: bool = False,
     ) -> None:
         self._instance = instance
         self._index = step_index
@@ -48,6 +53,8 @@ class Context:
         self._ports = ports
         self._guard = guard
         self._remaining_ms = remaining_ms
+        self._flows = flows
+        self._may_start = may_start
         self._input: Any = None
         self._input_decoded = False
         self.prepared = prepared
@@ -146,6 +153,26 @@ class Context:
         """The application's ports. Checks the fence."""
         self.check()
         return self._ports
+
+    def deliver_signals(self, signals: Sequence[Signal]) -> list[SignalReceipt]:
+        """Tell other workflows that a fact has changed; write the fact first (sig-business-first). Checks the fence.
+
+        Every signal needs an id that a repeat of this step gives again: derive it from the event, not from chance.
+        """
+        self.check()
+        return self._flows.deliver_signals(signals)
+
+    def start_or_resume(self, plan: Plan, *, biz_key: str, input: Any = None, priority: int | str = "async") -> str:
+        """Register another workflow from a finalizer; its workflow_id (fan-start-idempotent). Checks the fence.
+
+        Raises InsideStep in an activity: a step may run many times, and what it starts would outlive its failure.
+        """
+        if not self._may_start:
+            raise InsideStep(f"step {self.step}: a workflow is registered by a finalizer or a publisher, not by a step")
+        self.check()
+        handle = self._flows.start_or_resume(plan, biz_key=biz_key, input=input, priority=priority)
+        workflow_id: str = handle.workflow_id
+        return workflow_id
 
     @property
     def cancelled(self) -> bool:

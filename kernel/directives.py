@@ -13,6 +13,7 @@ import msgspec
 
 from kernel.errors import Refused
 from kernel.ids import check_id, check_name
+from kernel.signals import check_generation
 
 WAIT_DAYS_MAX = 3660
 
@@ -42,12 +43,7 @@ class WaitForSignal(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         check_name(self.signal_type, "WaitForSignal.signal_type")
         check_id(self.wait_key, "WaitForSignal.wait_key")
-        if (
-            not isinstance(self.generation, int)
-            or isinstance(self.generation, bool)
-            or not 0 <= self.generation < 2**53
-        ):
-            raise Refused(f"WaitForSignal.generation: {self.generation!r} is no whole number ≥ 0")
+        check_generation(self.generation, "WaitForSignal.generation")
         if self.poll_fallback is not None:
             _check_interval(self.poll_fallback, "WaitForSignal.poll_fallback")
 

@@ -54,6 +54,18 @@ class InvalidInput(Refused):
     code = "invalid_input"
 
 
+class InvalidIntent(Refused):
+    """A dispatch intent that may not be submitted: its input names another object, round or type (req-input-verify)."""
+
+    code = "invalid_intent"
+
+
+class InvalidObject(Refused):
+    """A business object, or a field of one, that can not be stored as asked."""
+
+    code = "invalid_object"
+
+
 class InvalidPriority(Refused):
     """A priority that is neither 0–3 nor one of realtime, async, background, compensation."""
 
@@ -129,6 +141,13 @@ class CoordinationUnavailable(Unavailable):
     code = "coordination_unavailable"
 
 
+class CoordinationDenied(CoordinationUnavailable):
+    """Redis answers and refuses the user, the password or the rights of `redis_url`: no waiting mends that. A start
+    ends with it; a process that runs goes on as without Redis, because rights may come back (A69)."""
+
+    code = "coordination_denied"
+
+
 class CoordinationRejected(KernelError):
     """A Lua script answered with an error word: a key holds the wrong type or an argument is bad."""
 
@@ -196,6 +215,12 @@ class WorkflowCanceled(KernelError):
     """Raised by an activity: this work should not be done any more (can-activity)."""
 
     code = "workflow_canceled"
+
+
+class InsideStep(KernelError):
+    """An activity tried to register a workflow: only a finalizer may, because it runs once per end (B-08)."""
+
+    code = "inside_step"
 
 
 class NonRetryable(KernelError):

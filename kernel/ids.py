@@ -62,6 +62,12 @@ def workflow_id_for(biz_key: str) -> str:
     return "wf-" + hashlib.sha256(biz_key.encode()).hexdigest()[:32]
 
 
+def trace_id_for(workflow_id: str, workflow_run: int) -> str:
+    """The trace of one run, as 32 hex digits (W3C): derived, so that every worker that continues the run has the same
+    one, and the rows and the log lines of all of them lead to each other (stp-trace)."""
+    return hashlib.sha256(f"{workflow_id}\0{workflow_run}".encode()).hexdigest()[:32]
+
+
 def check_name(value: object, field: str) -> str:
     """Return `value` if it is a valid name, else raise InvalidName naming `field` (DECISIONS 25)."""
     if not isinstance(value, str) or NAME_PATTERN.fullmatch(value) is None:
@@ -82,6 +88,18 @@ def check_id(value: object, field: str) -> str:
     except UnicodeEncodeError:
         raise InvalidId(f"{field}: {_shown(value)} is no valid Unicode text") from None
     return value
+
+
+def check_resource(value: object, field: str) -> str:
+    """Return `value` if it names a resource: a name, or `name:key` for one of many alike, as `tenant_work:acme`.
+
+    Raises InvalidName for what stands before the colon and InvalidId for what follows it.
+    """
+    name, colon, key = value.partition(":") if isinstance(value, str) else (value, "", "")
+    check_name(name, field)
+    if colon:
+        check_id(key, f"{field}, behind the colon")
+    return f"{name}{colon}{key}"
 
 
 def _shown(value: object) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from kernel.errors import CorruptRecord, UnknownVersion
+from kernel.ids import trace_id_for
 from kernel.states import STEP_PENDING, TERMINAL, InstanceStatus, StepStatus
 
 INSTANCE_VERSION = 1
@@ -170,6 +171,11 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     def ended(self) -> bool:
         """Whether nothing will happen any more without somebody's help: terminal, or parked."""
         return self.status in TERMINAL or self.parked is not None
+
+    @property
+    def trace_id(self) -> str:
+        """The trace that all attempts of this run, on whatever worker, belong to (stp-trace)."""
+        return trace_id_for(self.workflow_id, self.workflow_run)
 
     def step_index(self, name: str) -> int:
         """The position of step `name`; KeyError when there is none."""

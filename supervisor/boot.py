@@ -43,6 +43,8 @@ def boot(config: Config, signals: SignalPipe, program: Program | None = None, *,
 
 
 def _run(config: Config, program: Program, lifeline_fd: int | None, signals: SignalPipe) -> Outcome:
+    if not (program.companions or config.workers or config.dispatchers):
+        raise InvalidConfig("workers, dispatchers: both are 0, there is nothing to run")
     folder = run_dir.take(config.data_dir)
     outcome: Outcome | None = None
     try:

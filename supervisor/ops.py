@@ -31,6 +31,7 @@ from kernel.errors import (
 )
 from kernel.records import Instance
 from kernel.runtime import embedded_redis_url, load_app, open_client
+from kernel.signals import Signal
 
 EXIT_UNAVAILABLE = 69
 WAIT_DEFAULT_S = 3600.0
@@ -145,6 +146,35 @@ def supersede(workflow_id: str, yes: bool, data_dir: str | None, config_file: st
         click.confirm(f"cancel {_visible(workflow_id)} for good?", abort=True)
     answer = _client(_config(data_dir, config_file)).supersede(workflow_id)
     _print({"v": 1, "changed": answer.changed, "status": answer.status}, as_json=as_json)
+
+
+@workflow.command()
+@click.argument("workflow_id")
+@click.argument("signal_type", metavar="TYPE")
+@click.option("--key", "wait_key", required=True, metavar="K", help="Which business object: equal to the wait's key.")
+@click.option("--generation", type=int, default=0, metavar="N", help="The wait generation (default 0).")
+@click.option("--id", "signal_id", required=True, metavar="ID", help="The same id again is the same signal, once.")
+@_common
+def signal(
+    workflow_id: str,
+    signal_type: str,
+    wait_key: str,
+    generation: int,
+    signal_id: str,
+    data_dir: str | None,
+    config_file: str | None,
+    as_json: bool,
+) -> None:
+    """Tell a workflow that what it waits for may have changed; it looks again."""
+    made = Signal(
+        signal_id=signal_id,
+        workflow_id=workflow_id,
+        signal_type=signal_type,
+        wait_key=wait_key,
+        generation=generation,
+    )
+    receipt = _client(_config(data_dir, config_file)).deliver_signals([made])[0]
+    _print({"v": 1, **msgspec.to_builtins(receipt)}, as_json=as_json)
 
 
 @workflow.command()

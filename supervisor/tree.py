@@ -116,8 +116,6 @@ class Tree:
             self.loop.watch(self._lifeline_fd, READ, self._on_lifeline)
         self._control = ControlServer(self.loop, self._run_dir.control_path, self._on_request)
         companions = self._probed() if self._companions is None else self._companions
-        if not (self._shutdown.level or companions or self._config.workers or self._config.dispatchers):
-            self._fail(EXIT_CONFIG, "workers, dispatchers: both are 0, there is nothing to run")
         if not self._shutdown.level:
             self._was_started = True
             self._say("supervisor.started", f"supervisor of {self._run_dir.path}", app=self._config.app)

@@ -6,6 +6,7 @@ No `faulthandler_timeout`: its watchdog is a thread, and a forking process must 
 from __future__ import annotations
 
 pytest_plugins = (
+    "tests.support.dispositions",
     "tests.support.programs",
     "tests.support.requirements_index",
     "tests.support.leftovers",

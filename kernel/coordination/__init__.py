@@ -1,14 +1,18 @@
 """Coordination through Redis: fast, disposable, and never the last word (invariant 3).
 
 keys builds every name; endpoint knows where the server is; scripts calls the Lua of `lua/` within a time limit and
-behind the breaker; lanes are the four ready queues; wakeup shortens the sleep of idle workers. Only kernel errors
-leave this package: CoordinationUnavailable (go on from the store) and CoordinationRejected.
+behind the breaker; lanes are the four ready queues; dispatch_index says which intents are due; permits count the calls
+to resources; wakeup shortens the sleep of idle workers. Only kernel errors leave this package: CoordinationUnavailable
+(go on from the store) and CoordinationRejected.
 """
 
 from kernel.coordination.breaker import BootClock, CircuitBreaker
+from kernel.coordination.dispatch_index import DispatchIndex
 from kernel.coordination.endpoint import Connector, RedisEndpoint, parse_redis_url
 from kernel.coordination.keys import Keys
 from kernel.coordination.lanes import LaneEntry, LanePolicy, LaneReport, Lanes, LaneStats, Popped, PushCount
+from kernel.coordination.permit_words import Granted, Owner, Permit, PermitStats, Refused, Renewal
+from kernel.coordination.permits import Permits
 from kernel.coordination.scripts import BoundScript, ScriptRunner
 from kernel.coordination.wakeup import WakeupListener
 
@@ -17,15 +21,23 @@ __all__ = [
     "BoundScript",
     "CircuitBreaker",
     "Connector",
+    "DispatchIndex",
+    "Granted",
     "Keys",
     "LaneEntry",
     "LanePolicy",
     "LaneReport",
     "LaneStats",
     "Lanes",
+    "Owner",
+    "Permit",
+    "PermitStats",
+    "Permits",
     "Popped",
     "PushCount",
     "RedisEndpoint",
+    "Refused",
+    "Renewal",
     "ScriptRunner",
     "WakeupListener",
     "parse_redis_url",

@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
     NoPermissionError,
     NoScriptError,
     OutOfMemoryError,
@@ -27,7 +29,13 @@ from redis.exceptions import (
 
 from kernel.coordination.breaker import BootClock, CircuitBreaker
 from kernel.coordination.endpoint import Connector, Link
-from kernel.errors import CoordinationRejected, CoordinationUnavailable, KernelError, WrongProcess
+from kernel.errors import (
+    CoordinationDenied,
+    CoordinationRejected,
+    CoordinationUnavailable,
+    KernelError,
+    WrongProcess,
+)
 from lua import Script
 
 CALL_TIMEOUT_S = 0.4
@@ -49,14 +57,16 @@ _PASSING_WORDS = frozenset(
         "TRYAGAIN",
         "MOVED",
         "ASK",
-        "NOAUTH",
-        "WRONGPASS",
-        "NOPERM",
         "UNKILLABLE",
         "UNBLOCKED",
     ]
 )
-_PASSING_TYPES = (NoPermissionError, OutOfMemoryError, ReadOnlyError)
+_PASSING_TYPES = (OutOfMemoryError, ReadOnlyError)
+_DENYING_WORDS = frozenset(["NOAUTH", "WRONGPASS", "NOPERM"])
+_DENYING_TYPES = (AuthenticationError, AuthorizationError, NoPermissionError)
+# What a script was not allowed to do, as Redis 7.0, its successors and Valkey say it; and a request that was too long
+# for a client without a password.
+_DENYING_TEXTS = re.compile(r"ACL failure in script|The user executing the script can't|: unauthenticated ")
 # Redis 6.2 wraps the error of a failing call inside a script into a text of its own.
 _WRAPPED = re.compile(r"Error running script .*@user_script: ?\d+: -?([A-Z]{2,}) ")
 
@@ -90,7 +100,8 @@ class ScriptRunner:
     Connections are opened by the first call and never by the constructor; another process than the maker gets
     WrongProcess at once, because two processes on one socket read each other's replies (A55). Raises
     CoordinationUnavailable when Redis does not answer, refuses for a passing reason, or is skipped by the breaker;
-    CoordinationRejected when a script or command was refused for what it was given.
+    CoordinationDenied, a kind of it, when Redis refuses the user, the password or a right; CoordinationRejected when a
+    script or command was refused for what it was given.
     """
 
     def __init__(
@@ -186,12 +197,14 @@ def packed_command(*words: Word) -> bytes:
 def kernel_error(what: str, error: Exception) -> KernelError:
     """What redis-py raised, as the kernel says it; `what` names the call. Only the first word of a text decides."""
     text = " ".join(str(error).split())[:200]
-    if not isinstance(error, ResponseError):
-        return CoordinationUnavailable(f"{what}: {type(error).__name__}: {text}")
     word = getattr(error, "status_code", None) or text.partition(" ")[0]
     wrapped = _WRAPPED.search(text)
     if wrapped is not None:
         word = wrapped[1]
+    if isinstance(error, _DENYING_TYPES) or word in _DENYING_WORDS or _DENYING_TEXTS.search(text):
+        return CoordinationDenied(f"redis_url: Redis refuses this user or password for {what}: {text}")
+    if not isinstance(error, ResponseError):
+        return CoordinationUnavailable(f"{what}: {type(error).__name__}: {text}")
     if isinstance(error, _PASSING_TYPES) or word in _PASSING_WORDS or _ends_link(error):
         return CoordinationUnavailable(f"{what}: {word}: {text}")
     return CoordinationRejected(f"{what}: {text}")

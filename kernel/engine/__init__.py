@@ -6,6 +6,9 @@ Rule 1    Redis recommends a candidate; one conditional write in the durable sto
 Rule 2    only the holder of the current claim_token advances an instance; whoever misses a write stops.
 
     worker      one loop: sweeps when their time has come, then slots, then sleep until something is due
+    dispatcher  the other loop: the intents of business objects, and the sweeps, more often
+    outbox      which intents to look at: what Redis says is due, and the scan beneath
+    registering one intent from its lease to its end (with intent_lease and bad_intents)
     scheduler   fills free slots: take a slot, pop candidates, claim, hand over
     takeover    a candidate becomes a claim, or says why not and when it is worth another try
     execution   one claim from its taking to its end: waves of ready steps, each outcome committed

@@ -37,6 +37,8 @@ class Ending:
         index: int | None,
         token: CancelToken,
         remaining_ms: Callable[[], int],
+        *,
+        may_start: bool = False,
     ) -> Context:
         """The context of one invocation: of step `index`, or of a finalizer or prepare hook (None)."""
         return Context(
@@ -50,6 +52,8 @@ class Ending:
             cancel=token,
             guard=self._claim.check,
             remaining_ms=remaining_ms,
+            flows=self._s.flows,
+            may_start=may_start,
         )
 
     def prepare(self) -> bool:
@@ -57,7 +61,7 @@ class Ending:
         hook = self._definition.prepare
         if hook is None:
             return True
-        outcome = self._call("prepare", hook, self._s.settings.prepare_timeout_ms)
+        outcome = self._call("prepare", hook, self._s.settings.prepare_timeout_ms, may_start=False)
         if outcome.error is not None:
             return self._defer("prepare", outcome.error)
         self._prepared = outcome.value
@@ -86,11 +90,10 @@ class Ending:
         self._s.note("workflow.failed", workflow_id=committed.workflow_id, status=FAILED, revision=committed.revision)
         return False
 
-    def _call(self, what: str, hook: Callable[..., Any], timeout_ms: int) -> Any:
+    def _call(self, what: str, hook: Callable[..., Any], timeout_ms: int, *, may_start: bool = True) -> Any:
         instance = self._claim.instance
-        outcome = self._s.invoker.invoke_activity(
-            f"{what} of {instance.type}", hook, self._claim, timeout_ms, partial(self.context, instance, None)
-        )
+        context = partial(self.context, instance, None, may_start=may_start)
+        outcome = self._s.invoker.invoke_activity(f"{what} of {instance.type}", hook, self._claim, timeout_ms, context)
         self._claim.check()
         return outcome
 

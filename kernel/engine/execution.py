@@ -151,8 +151,8 @@ class Execution:
         """The pause of a step that ran alone ends the claim in the same write (slp-atomic)."""
         pause = self._pause_of(index, decision)
         rest = readiness.rest(self._depends_on, pausing.after(self._claim.instance.steps, index, pause))
-        self._s.enqueue([self._commit_pause(index, pause, elapsed_ms, rest)])
-        return False
+        self._mark_first(index)
+        return self._rested(self._commit_pause(index, pause, elapsed_ms, rest))
 
     def _pause_of(self, index: int, decision: Suspend | Continue | Retry) -> pausing.Pause:
         name = self._definition.steps[index].name
@@ -205,6 +205,7 @@ class Execution:
         else:
             # A retry or yield is run by whoever claims next, never by a loop in this thread (stp-retry-durable).
             self._give_back = self._give_back or isinstance(decision, Retry | Continue)
+            self._mark_first(index)
             self._commit_pause(index, self._pause_of(index, decision), elapsed_ms, None)
 
     # --- parts of both ---------------------------------------------------------------------------------
@@ -279,6 +280,7 @@ class Execution:
 
     def _give_up(self, index: int, decision: GiveUp, elapsed_ms: int, *, failing: bool) -> None:
         held, error = self._claim.held, decision.error
+        self._mark_first(index)
         if decision.verdict == "cancel":
             build = partial(transitions.finish_canceled, held, index, error=error, elapsed_ms=elapsed_ms)
         elif decision.verdict == "skip":
@@ -300,8 +302,20 @@ class Execution:
         rest = readiness.rest(self._depends_on, instance.steps)
         committed = self._commit(partial(transitions.release, self._claim.held, status=RUNNING, rest=rest))
         self._s.note("claim.released", workflow_id=committed.workflow_id, status=committed.status)
+        return self._rested(committed)
+
+    def _rested(self, committed: Instance) -> bool:
+        """The claim has ended: say when it goes on, and look whether a signal that it waits for is there already."""
         self._s.enqueue([committed])
+        self._s.inbox.recheck(committed)
         return False
+
+    def _mark_first(self, index: int) -> None:
+        """Before step `index` forgets what woke it: a signal that is consumed and not marked would match the next wait
+        of equal identity (sig-mark-before-unset)."""
+        step = self._claim.instance.steps[index]
+        if step.resume is not None and step.resume.signal_id is not None:
+            self._s.inbox.mark_before_clear([step.resume.signal_id], self._claim.check)
 
     def _commit(self, build: Callable[..., Transition]) -> Instance:
         return self._s.committer.commit(self._claim, lambda commit_id: build(commit_id=commit_id))
@@ -311,6 +325,8 @@ class Execution:
         self._s.note(
             event,
             workflow_id=instance.workflow_id,
+            trace_id=instance.trace_id,
+            worker_id=self._s.worker.worker_id,
             step=step.name,
             attempt=step.attempt,
             revision=instance.revision,

@@ -86,8 +86,8 @@ class Renewals:
             answers = self._store.apply_all([transitions.renew(c.held, self._settings.lease_ms) for c in due])
         except (StoreUnavailable, OutcomeUnknown) as error:
             # Unknown counts as not renewed: the fence falls by itself unless a later renewal hits.
-            names = ", ".join(claim.held.workflow_id for claim in due[:5])
-            log.warning("%d claims could not be renewed (%s): %s", len(due), names, error)
+            for claim in due:
+                log.warning("a claim could not be renewed: %s", error, extra=_context(claim, "claim.not_renewed"))
             return
         except KernelError:
             if len(due) > 1:
@@ -100,6 +100,7 @@ class Renewals:
         for claim, answer in zip(due, answers, strict=True):
             if isinstance(answer, Applied):
                 claim.renewed(sent_at_ms)
+                log.debug("claim renewed", extra=_context(claim, "claim.renewed"))
             else:
                 # Terminal, superseded or taken over: the running activity is told at once.
                 claim.lose("claim_lost")
@@ -112,7 +113,7 @@ class Renewals:
         if claim.ended or claim.lost is not None:
             return
         if self._clock.boot_ms() >= claim.fenced_at_ms:
-            log.warning("claim of %s fenced: its lease could not be renewed in time", claim.held.workflow_id)
+            log.warning("fenced: the lease could not be renewed in time", extra=_context(claim, "claim.fenced"))
             claim.lose("fenced")
             return
         timer = self._fence_timer(claim)
@@ -130,3 +131,9 @@ class Renewals:
         wait_ms = min([self._settings.renew_ms, *(at - now_ms for at in nexts)])
         # A store that is away is asked again four times a period, not in a hot loop.
         return max(wait_ms, self._settings.renew_ms / 4 if wait_ms <= 0 else 1) / 1000
+
+
+def _context(claim: ActiveClaim, event: str) -> dict[str, str]:
+    """What ties a record of the heartbeat to the workflow. No more than this is taken from the business: the heartbeat
+    knows no token and no deadline of an activity (clm-renew-context)."""
+    return {"event": event, "workflow_id": claim.held.workflow_id, "trace_id": claim.instance.trace_id}

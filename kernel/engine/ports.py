@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from kernel.candidates import Candidate, Popped
+from kernel.candidates import Candidate, DueObjects, Popped, ScanTurn
+from kernel.dispatch import DueIntent
 
 
 class ReadyQueue(Protocol):
@@ -18,6 +19,19 @@ class ReadyQueue(Protocol):
     def push(self, candidates: Sequence[Candidate], *, wake: bool = True) -> None: ...
 
     def pop(self, n: int) -> Popped: ...
+
+
+class DispatchCandidates(Protocol):
+    """The disposable index of intents that are due, by source. Any call may raise CoordinationUnavailable or
+    CoordinationRejected; a dispatcher goes on by its scan then."""
+
+    def add(self, source: str, intents: Sequence[DueIntent], *, wake: bool = True) -> int: ...
+
+    def take(self, source: str, count: int, until_ms: int) -> DueObjects: ...
+
+    def hold_scan(self, source: str, hold_ms: int) -> ScanTurn: ...
+
+    def free_scan(self, source: str, token: str) -> bool: ...
 
 
 class Event(Protocol):

@@ -20,7 +20,7 @@ from kernel.engine.claims import ActiveClaim
 from kernel.engine.execution import Execution
 from kernel.engine.services import Services
 from kernel.engine.takeover import Claimed, Claimer, Mismatch, NotYet, Stale, Suspect
-from kernel.errors import CoordinationRejected, CoordinationUnavailable
+from kernel.errors import CoordinationDenied, CoordinationRejected, CoordinationUnavailable, KernelError
 from kernel.records import Instance
 from kernel.store.conditional import AtMost, Missing, OneOf
 from kernel.store.protocol import Query
@@ -59,11 +59,13 @@ class Scheduler:
         self._pushed: dict[str, int] = {}
         self._store_after: tuple[int, str] | None = None
         self.wake = services.runner.event()
-        self.queue_failed = False
+        self.queue_failed = self._queue_denied = False
         self.scan_failed = False
         self.claims_taken = 0
         self.claims_stale = 0
         self.rebuild: Callable[[], None] = lambda: None
+        self.repair: Callable[[], None] = lambda: None
+        """Matches what the inbox holds with what waits; does nothing while its time has not come."""
 
     # --- slots -----------------------------------------------------------------------------------------
 
@@ -92,11 +94,13 @@ class Scheduler:
     # --- the pass ----------------------------------------------------------------------------------------
 
     def schedule_runnable_workflows(self) -> int | None:
-        """Fill free slots until there is no room, no candidate, or eight candidates in a row were in vain.
+        """Repair unmatched signals when that is due (sig-repair-in-schedule), then fill free slots until there is no
+        room, no candidate, or eight candidates in a row were in vain.
 
         Returns the milliseconds until the queue's next entry is due, None when it knows of none. Raises
         StoreUnavailable when the durable store does not answer: nothing can be granted then.
         """
+        self.repair()
         self._s.enqueue(self._s.given_up.give_back())
         self._receive_guest()
         tries_left = self._s.settings.stale_tries
@@ -128,12 +132,19 @@ class Scheduler:
         try:
             popped = self._s.queue.pop(n)
         except (CoordinationUnavailable, CoordinationRejected) as error:
-            if not self.queue_failed:
-                log.warning("the ready queue does not answer, claiming from the store: %s", error)
-            self.queue_failed = True
+            self._note_failure(error)
             return None
-        self.queue_failed = False
+        self.queue_failed = self._queue_denied = False
         return popped
+
+    def _note_failure(self, error: KernelError) -> None:
+        """Said once for each outage; and once more when it is one that no waiting mends (A69)."""
+        denied = isinstance(error, CoordinationDenied)
+        if not self.queue_failed or (denied and not self._queue_denied):
+            event = "redis.denied" if denied else "redis.down"
+            log.warning("the ready queue does not answer, claiming from the store: %s", error, extra={"event": event})
+        self.queue_failed = True
+        self._queue_denied = self._queue_denied or denied
 
     def _try_all(self, candidates: Sequence[Candidate]) -> int:
         """Claim what can be claimed and start it; how many."""
@@ -266,6 +277,7 @@ class Scheduler:
         self._s.note(
             "claim.taken",
             workflow_id=instance.workflow_id,
+            trace_id=instance.trace_id,
             claim_token=claim.held.claim_token,
             worker_id=self._s.worker.worker_id,
             taken_over=claimed.taken_over,

@@ -10,13 +10,16 @@ from kernel.app import App
 from kernel.candidates import Candidate
 from kernel.clock import Clock
 from kernel.engine.commit import Committer
+from kernel.engine.damaged import DamagedRows
 from kernel.engine.given_up import GivenUp
+from kernel.engine.inbox import Inbox
 from kernel.engine.invoke import Invoker
 from kernel.engine.lease import Renewals
 from kernel.engine.ports import Observer, ReadyQueue, Runner
 from kernel.engine.settings import Settings
 from kernel.engine.takeover import Worker
 from kernel.errors import CoordinationRejected, CoordinationUnavailable
+from kernel.flows import Flows
 from kernel.ids import IdSource
 from kernel.records import Instance
 from kernel.states import LIVE
@@ -43,6 +46,7 @@ class Services:
         observer: Observer,
         settings: Settings,
         worker: Worker,
+        flows: Flows,
         ports: Any = None,
     ) -> None:
         self.app = app
@@ -58,7 +62,10 @@ class Services:
         self.settings = settings
         self.worker = worker
         self.given_up = GivenUp(store, worker.worker_id, committer.commit_id)
+        self.flows = flows
+        self.inbox = Inbox(store, self.enqueue, committer.commit_id, runner.event())
         self.ports = ports
+        self.damaged = DamagedRows()
 
     def enqueue(self, instances: Sequence[Instance]) -> bool:
         """Tell the ready queue, best effort: a failure costs time and never a result (sor-enqueue-failure)."""

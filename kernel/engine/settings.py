@@ -29,33 +29,35 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     finalizer_delay_first_ms: int = 1_000
     finalizer_delay_max_ms: int = 60_000
     loop_silence_ms: int = 5_000
+    dispatch_batch: int = 100
+    dispatch_round: int = 300
+    dispatch_slots: int = 4
+    dispatch_lease_ms: int = 15_000
+    dispatch_scan_ms: int = 30_000
+    dispatch_delay_ms: int = 1_000
+    dispatch_delay_max_ms: int = 300_000
+    signal_matched_keep_ms: int = 7 * 86_400_000
+    signal_pending_keep_ms: int = 30 * 86_400_000
+    input_bytes_max: int = 256 * 1024
     output_bytes_max: int = 256 * 1024
     checkpoint_bytes_max: int = 256 * 1024
     instance_bytes_max: int = 1024 * 1024
 
     @staticmethod
     def of(config: Config) -> Settings:
-        def ms(seconds: float) -> int:
-            return max(1, round(seconds * 1000))
+        """Every field from the setting of the same name: `x_ms` from the seconds of `x_s`, at least 1 ms. A new setting
+        is one field here; a field that no setting has stands in FIXED. Raises AttributeError for any other."""
+        return Settings(**{name: _value(config, name) for name in Settings.__struct_fields__ if name not in FIXED})
 
-        return Settings(
-            slots=config.slots,
-            wave_threads=config.wave_threads,
-            lease_ms=ms(config.lease_s),
-            renew_ms=ms(config.renew_period_s),
-            fence_ms=ms(config.fence_s),
-            poll_ms=ms(config.poll_s),
-            scan_ms=ms(config.scan_s),
-            scan_page=config.scan_page,
-            stale_tries=config.stale_tries,
-            deaths_max=config.deaths_max,
-            mismatch_deferral_ms=ms(config.mismatch_deferral_s),
-            mismatch_push_ms=ms(config.mismatch_push_s),
-            stuck_grace_ms=ms(config.stuck_grace_s),
-            finalizer_timeout_ms=ms(config.finalizer_timeout_s),
-            prepare_timeout_ms=ms(config.prepare_timeout_s),
-            loop_silence_ms=ms(config.loop_silence_s),
-            output_bytes_max=config.output_bytes_max,
-            checkpoint_bytes_max=config.checkpoint_bytes_max,
-            instance_bytes_max=config.instance_bytes_max,
-        )
+
+FIXED = frozenset({"scan_pages", "finalizer_delay_first_ms", "finalizer_delay_max_ms"})
+"""Fields that are no setting: their default is their value."""
+_OTHER_NAMES = {"renew_ms": "renew_period_s"}
+
+
+def _value(config: Config, name: str) -> int:
+    if not name.endswith("_ms"):
+        number: int = getattr(config, name)
+        return number
+    seconds: float = getattr(config, _OTHER_NAMES.get(name, f"{name.removesuffix('_ms')}_s"))
+    return max(1, round(seconds * 1000))

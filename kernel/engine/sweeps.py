@@ -15,8 +15,9 @@ import msgspec
 from kernel import transitions
 from kernel.candidates import Candidate
 from kernel.engine.commit import settled
+from kernel.engine.inbox_sweep import InboxSweep
 from kernel.engine.services import Services
-from kernel.engine.takeover import activate_due, poison_error, poison_reason
+from kernel.engine.takeover import activate_all_due, poison_error, poison_reason
 from kernel.errors import CorruptRecord, UnknownVersion
 from kernel.records import Instance, to_instance
 from kernel.states import CLAIMABLE, WAITING
@@ -28,6 +29,8 @@ from kernel.transitions.claims import SUSPECT_DEATHS
 
 log = logging.getLogger("kernel.sweeps")
 
+_TOGETHER = 32
+"""Due waits that are activated in one commit."""
 _COLUMNS = ("workflow_id", "status", "business_priority", "claimable_time", "claim_token", "definition_key")
 
 
@@ -45,6 +48,7 @@ class Sweeps:
     def __init__(self, services: Services) -> None:
         self._s = services
         self._after: tuple[Any, str] | None = None
+        self.inbox = InboxSweep(services)
 
     def recover(self, every_ms: int) -> Swept:
         """Queue what is runnable or soon due, and activate due waits; at most `scan_pages` pages, then next time.
@@ -53,44 +57,72 @@ class Sweeps:
         precise after the queue was emptied. Live claims are left alone; claims whose lease ran out are queued.
         """
         swept = Swept()
+        due: list[str] = []
         horizon_ms = self._s.store.now_ms() + 2 * every_ms
-        for _ in range(self._s.settings.scan_pages):
-            rows = self._s.store.scan(
-                Query(
-                    table=INSTANCES,
-                    guards=(AtMost("claimable_time", horizon_ms), Missing("parked")),
-                    order="claimable_time",
-                    columns=_COLUMNS,
-                    limit=self._s.settings.scan_page,
-                    after=self._after,
+        try:
+            for _ in range(self._s.settings.scan_pages):
+                rows = self._s.store.scan(
+                    Query(
+                        table=INSTANCES,
+                        guards=(AtMost("claimable_time", horizon_ms), Missing("parked")),
+                        order="claimable_time",
+                        columns=_COLUMNS,
+                        limit=self._s.settings.scan_page,
+                        after=self._after,
+                    )
                 )
-            )
-            self._queue(rows, swept)
-            if len(rows) < self._s.settings.scan_page:
-                self._after = None
-                return swept
-            self._after = (rows[-1][3], rows[-1][0])
-        swept.complete = False
-        return swept
+                due.extend(self._queue(rows, swept))
+                if len(rows) < self._s.settings.scan_page:
+                    self._after = None
+                    return swept
+                self._after = (rows[-1][3], rows[-1][0])
+            swept.complete = False
+            return swept
+        finally:
+            self._activate_all(due, swept)
 
-    def _queue(self, rows: list[tuple[Any, ...]], swept: Swept) -> None:
+    def _queue(self, rows: list[tuple[Any, ...]], swept: Swept) -> list[str]:
+        """Queue the rows of a page but for its due waits: whoever activates one queues it then (slp-activate)."""
         now_ms = self._s.store.now_ms()
         candidates = []
+        due = []
         for workflow_id, status, lane, at_ms, token, _key in rows:
             if status == WAITING and at_ms <= now_ms:
-                swept.activated += self._activate(workflow_id, now_ms)
-            if token is None or at_ms <= now_ms:
+                due.append(workflow_id)
+            elif token is None or at_ms <= now_ms:
                 candidates.append(Candidate(workflow_id, lane, at_ms))
+        self._push(candidates, now_ms, swept)
+        return due
+
+    def _push(self, candidates: list[Candidate], now_ms: int, swept: Swept) -> None:
         wake = any(candidate.at_ms <= now_ms for candidate in candidates)
         if not self._s.enqueue_candidates(candidates, wake=wake):
             swept.complete = False
         swept.queued += len(candidates)
 
-    def _activate(self, workflow_id: str, now_ms: int) -> int:
-        instance = self._read(workflow_id)
-        if instance is None or instance.status != WAITING:
-            return 0
-        return int(activate_due(self._s.store, instance, now_ms, self._s.committer.commit_id()) is not None)
+    def _activate_all(self, due: list[str], swept: Swept) -> None:
+        """Activate due waits, a few at a time and in an order of this process's own: of the processes that have read
+        the same pages each meets the others' work and leaves it alone, instead of writing every row with them."""
+        order = sorted(due, key=lambda _: self._s.ids.fraction())
+        for start in range(0, len(order), _TOGETHER):
+            instances = [i for i in map(self._read, self._still_waiting(order[start : start + _TOGETHER])) if i]
+            now_ms = self._s.store.now_ms()
+            rows = activate_all_due(self._s.store, instances, now_ms, self._s.committer.commit_id)
+            woken = [to_instance(row) for row in rows if row is not None]
+            swept.activated += len(woken)
+            if woken and not self._s.enqueue(woken):
+                swept.complete = False
+            swept.queued += len(woken)
+
+    def _still_waiting(self, workflow_ids: list[str]) -> list[str]:
+        query = Query(
+            table=INSTANCES,
+            guards=(OneOf("workflow_id", tuple(workflow_ids)), Equals("status", WAITING)),
+            order="workflow_id",
+            columns=("workflow_id",),
+            limit=len(workflow_ids),
+        )
+        return [row[0] for row in self._s.store.scan(query)]
 
     # --- proof of death --------------------------------------------------------------------------------------
 
@@ -278,5 +310,5 @@ class Sweeps:
             document = self._s.store.get(INSTANCES, workflow_id)
             return None if document is None else to_instance(document)
         except (CorruptRecord, UnknownVersion) as error:
-            log.error("a row does not decode and is left alone: %s", error)
+            self._s.damaged.tell(workflow_id, error)
             return None

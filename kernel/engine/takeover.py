@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from kernel import transitions
 from kernel.clock import Clock
 from kernel.engine.claims import ActiveClaim
 from kernel.engine.commit import fresh_commit_id, settled
+from kernel.engine.damaged import DamagedRows
 from kernel.engine.readiness import due_waits
 from kernel.engine.settings import Settings
 from kernel.errors import CorruptRecord, OutcomeUnknown, StoreUnavailable, UnknownVersion
@@ -69,6 +71,12 @@ class Stale(msgspec.Struct, frozen=True):
     reason: str
 
 
+class _DueWait(msgspec.Struct, frozen=True):
+    """Waiting, and its time has come: to be activated first."""
+
+    instance: Instance
+
+
 ClaimAnswer = Claimed | NotYet | Suspect | Mismatch | Stale
 
 
@@ -92,6 +100,7 @@ class Claimer:
         definition_keys: tuple[str, ...],
         poison_fails: frozenset[str] = frozenset(),
         on_unknown: Callable[[Held], None] = lambda held: None,
+        damaged: DamagedRows | None = None,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -107,6 +116,7 @@ class Claimer:
         """What every way of taking a claim says of the taker."""
         self._poison_fails = poison_fails
         self._on_unknown = on_unknown
+        self._damaged = damaged or DamagedRows()
 
     def take_all(self, workflow_ids: Sequence[str], *, alone: bool) -> list[ClaimAnswer]:
         """Try each candidate once. `alone` when this worker holds nothing and offers exactly one candidate.
@@ -121,10 +131,15 @@ class Claimer:
             # Lost, or one damaged row raised for its whole batch, of which others may be claimed now: each row tells.
             answers = [None] * len(first)
         resolved: list[ClaimAnswer] = []
+        due: list[_DueWait] = []
         failure: StoreUnavailable | OutcomeUnknown | None = None
         for transition, answer in zip(first, answers, strict=True):
             try:
-                resolved.append(self._resolve(transition, answer, sent_at_ms, alone=alone))
+                found = self._resolve(transition, answer, sent_at_ms, alone=alone)
+                if isinstance(found, _DueWait):
+                    due.append(found)
+                else:
+                    resolved.append(found)
             except (StoreUnavailable, OutcomeUnknown) as error:
                 # One reading that fails must not lose the claims beside it: nobody would run or renew them.
                 failure = error
@@ -132,7 +147,23 @@ class Claimer:
                 resolved.append(Stale(transition.key, "unavailable"))
         if failure is not None and not any(isinstance(answer, Claimed) for answer in resolved):
             raise failure
+        if due:
+            resolved.extend(self._activated(due, alone=alone))
         return resolved
+
+    def _activated(self, due: Sequence[_DueWait], *, alone: bool) -> list[ClaimAnswer]:
+        """Activate what was found waiting and due, then claim it, in the same pass (DECISIONS detail 6): two commits
+        for all of them. Beside claims that are ours already, nothing here may raise."""
+        now_ms = self._store.now_ms()
+        instances = [found.instance for found in due]
+        try:
+            rows = activate_all_due(self._store, instances, now_ms, self._commit_id)
+            again = [self._again(i, now_ms) for i, row in zip(instances, rows, strict=True) if row is None]
+            ready = [i.workflow_id for i, row in zip(instances, rows, strict=True) if row is not None]
+            return [*again, *(self.take_all(ready, alone=alone) if ready else [])]
+        except (StoreUnavailable, OutcomeUnknown) as error:
+            log.warning("%d due waits could not be claimed yet: %s", len(due), error)
+            return [self._again(instance, now_ms) for instance in instances]
 
     def is_due(self, workflow_id: str) -> bool:
         """Whether that instance still waits for somebody to claim it."""
@@ -151,13 +182,15 @@ class Claimer:
             commit_id=self._commit_id(),
         )
 
-    def _resolve(self, tried: Transition, answer: Answer | None, sent_at_ms: int, *, alone: bool) -> ClaimAnswer:
+    def _resolve(
+        self, tried: Transition, answer: Answer | None, sent_at_ms: int, *, alone: bool
+    ) -> ClaimAnswer | _DueWait:
         if isinstance(answer, Applied):
             return self._claimed(answer.document, sent_at_ms)
         try:
             document = self._store.get(INSTANCES, tried.key)
         except CorruptRecord as error:
-            log.error("a row does not decode and is left alone: %s", error)
+            self._damaged.tell(tried.key, error)
             return Stale(tried.key, "corrupt")
         if document is None:
             return Stale(tried.key, "unknown")
@@ -170,27 +203,28 @@ class Claimer:
             instance = to_instance(document)
         except (CorruptRecord, UnknownVersion) as error:
             # Claimed and unreadable: the lease keeps everybody off it until an operator has looked.
-            log.error("a claimed row does not decode and is left alone: %s", error)
-            return Stale(str(document.get("workflow_id")), "corrupt")
+            key = str(document.get("workflow_id"))
+            self._damaged.tell(key, error)
+            return Stale(key, "corrupt")
         held = Held(instance.workflow_id, str(instance.claim_token))
         fence_ms = self._settings.fence_ms
         claim = ActiveClaim(held, instance, self._clock, sent_at_ms=sent_at_ms, fence_ms=fence_ms)
         return Claimed(claim, taken_over)
 
-    def _read(self, document: Document, *, alone: bool) -> ClaimAnswer:
-        """Why the claim missed, from the row; takes it over or activates it where that is due."""
+    def _read(self, document: Document, *, alone: bool) -> ClaimAnswer | _DueWait:
+        """Why the claim missed, from the row; takes it over where that is due."""
         key = str(document.get("workflow_id"))
         try:
             instance = to_instance(document)
         except (CorruptRecord, UnknownVersion) as error:
-            log.error("a row does not decode and is left alone: %s", error)
+            self._damaged.tell(key, error)
             return Stale(key, "corrupt")
         now_ms = self._store.now_ms()
         lane, at_ms = instance.business_priority, instance.claimable_time
         if instance.parked is not None:
             return Stale(key, "parked")
         if instance.status == WAITING:
-            return self._waiting(instance, now_ms, alone=alone)
+            return self._waiting(instance, now_ms)
         if instance.status not in CLAIMABLE:
             return Stale(key, instance.status)
         if instance.definition_key not in self._keys:
@@ -202,7 +236,7 @@ class Claimer:
             return Stale(key, "held") if instance.claim_token is not None else NotYet(key, lane, at_ms)
         return self._due(instance, now_ms, alone=alone)
 
-    def _waiting(self, instance: Instance, now_ms: int, *, alone: bool) -> ClaimAnswer:
+    def _waiting(self, instance: Instance, now_ms: int) -> ClaimAnswer | _DueWait:
         if instance.claimable_time is None:
             return Stale(instance.workflow_id, "waits for a signal")
         if instance.claimable_time > now_ms:
@@ -211,9 +245,7 @@ class Claimer:
             return Mismatch(instance.workflow_id, instance.business_priority)
         if not due_waits(instance.steps, now_ms):
             return Stale(instance.workflow_id, "nothing to activate")
-        if activate_due(self._store, instance, now_ms, self._commit_id()) is None:
-            return self._again(instance, now_ms)
-        return self.take_all([instance.workflow_id], alone=alone)[0]
+        return _DueWait(instance)
 
     def _due(self, instance: Instance, now_ms: int, *, alone: bool) -> ClaimAnswer:
         suspect = Suspect(instance.workflow_id, instance.business_priority)
@@ -287,13 +319,45 @@ def held_of(claim: Transition) -> Held:
 
 def activate_due(store: Store, instance: Instance, now_ms: int, commit_id: str) -> Document | None:
     """Activate the first due wait of a waiting instance: the row after it, or None when another was faster."""
-    due = due_waits(instance.steps, now_ms)
-    if not due:
-        return None
-    first = min(due, key=lambda k: _poll_time(instance, k))
+    return activate_all_due(store, [instance], now_ms, lambda: commit_id)[0]
+
+
+def activate_all_due(
+    store: Store, instances: Sequence[Instance], now_ms: int, commit_id: Callable[[], str]
+) -> list[Document | None]:
+    """Activate the first due wait of each waiting instance, at the price of few commits. The row after it, or None
+    where nothing is due, another was faster, or the store does not say: the next scan looks again."""
+    writes: dict[int, Transition] = {}
+    for place, instance in enumerate(instances):
+        due = due_waits(instance.steps, now_ms) if instance.status == WAITING else []
+        if due:
+            first = min(due, key=partial(_poll_time, instance))
+            writes[place] = transitions.activate_timer(instance, first, now_ms=now_ms, commit_id=commit_id())
+    rows: list[Document | None] = [None] * len(instances)
+    if not writes:
+        return rows
     try:
-        return settled(store, transitions.activate_timer(instance, first, now_ms=now_ms, commit_id=commit_id))
+        answers: list[Answer | None] = list(store.apply_all(list(writes.values())))
+    except (OutcomeUnknown, CorruptRecord):
+        answers = [None] * len(writes)  # lost, or one damaged row raised for all: each tells
     except StoreUnavailable:
+        return rows
+    for (place, write), answer in zip(writes.items(), answers, strict=True):
+        if isinstance(answer, Applied):
+            rows[place] = answer.document
+        elif answer is None:
+            rows[place] = _landed(store, write)
+    return rows
+
+
+def _landed(store: Store, write: Transition) -> Document | None:
+    """The row, when this very activation is in it or hits now."""
+    try:
+        document = store.get(INSTANCES, write.key)
+        if document is not None and write.commit_id in document.get("commit_ids", ()):
+            return document
+        return settled(store, write)
+    except (StoreUnavailable, OutcomeUnknown, CorruptRecord):
         return None
 
 

@@ -48,12 +48,15 @@ class WorkerLoop:
             self._scheduler.wake.clear()
             wait_ms = self.pass_once()
             self._scheduler.wake.wait(wait_ms / 1000)
+        self._note_drain("poll_stopped")
         while self._scheduler.busy:
             self._scheduler.wake.clear()
             if self._scheduler.busy:
                 self._scheduler.wake.wait(0.2)
+        self._note_drain("claims_ended")
         self._s.renewals.stop()
         self._event_loop.close()
+        self._note_drain("ended")
         self.done.set()
 
     def pass_once(self) -> int:
@@ -79,7 +82,13 @@ class WorkerLoop:
     def drain(self) -> None:
         """First no wakeup, then no pass; running steps end, commit and release their claims (shd-order)."""
         self._stop_listening.set()
+        self._note_drain("wakeups_stopped")
         self._scheduler.stop()
+
+    @staticmethod
+    def _note_drain(stage: str) -> None:
+        """An operator who waits for the end sees in the log where it is (shd-order)."""
+        log.info("drain: %s", stage.replace("_", " "), extra={"event": f"drain.{stage}"})
 
     @property
     def draining(self) -> bool:
@@ -131,75 +140,3 @@ class WorkerLoop:
         swept = self._sweeps.recover(self._s.settings.scan_ms)
         if swept.queued:
             log.info("the ready queue had lost its memory: %d candidates queued again", swept.queued)
-
-
-class DispatcherLoop:
-    """A dispatcher process from inside: the sweeps, more often, and the releases that a proof of death allows."""
-
-    def __init__(self, services: Services, sweeps: Sweeps) -> None:
-        self._s = services
-        self._sweeps = sweeps
-        self._stop = services.runner.event()
-        self._moved_ms = services.clock.boot_ms()
-        self._next_versions_ms = services.clock.boot_ms()
-        self._may_defer_ms = services.clock.boot_ms() + 3 * services.settings.scan_ms
-        self.done = services.runner.event()
-        self.store_failed = False
-        self.counters = {"queued": 0, "activated": 0, "released": 0, "deferred": 0, "commits": 0}
-
-    def start(self) -> None:
-        self._s.runner.spawn("dispatcher", self.run)
-
-    def run(self) -> None:
-        """Sweep every poll interval until stopped."""
-        while not self._stop.is_set():
-            self.pass_once()
-            self._stop.wait(self._s.settings.poll_ms / 1000)
-        self.done.set()
-
-    def drain(self) -> None:
-        self._stop.set()
-
-    @property
-    def draining(self) -> bool:
-        return self._stop.is_set()
-
-    def pass_once(self) -> None:
-        """One bounded turn of all sweeps."""
-        self._moved_ms = self._s.clock.boot_ms()
-        try:
-            swept = self._sweeps.recover(self._s.settings.poll_ms)
-            self.counters["queued"] += swept.queued
-            self.counters["activated"] += swept.activated
-            self._versions_when_due()
-            self.store_failed = False
-        except KernelError as error:
-            if not self.store_failed:
-                log.warning("the sweeps wait for the store: %s", error)
-            self.store_failed = True
-        except Exception:
-            log.exception("a sweep failed")
-
-    def _versions_when_due(self) -> None:
-        """Deferral waits three scan periods after the start: before that, silence proves nothing about workers."""
-        now_ms = self._s.clock.boot_ms()
-        if now_ms < self._next_versions_ms:
-            return
-        self._next_versions_ms = now_ms + self._s.settings.scan_ms
-        deferred, _released = self._sweeps.defer_and_release(defer=now_ms >= self._may_defer_ms)
-        self.counters["deferred"] += deferred
-
-    def release_owner(self, worker_id: str, *, counted: bool) -> list[str]:
-        """Release the claims of a worker whose death is proved; the workflow_ids that are free now (DECISIONS 27)."""
-        freed = self._sweeps.release_owner(worker_id, counted=counted)
-        self.counters["released"] += len(freed)
-        return freed
-
-    def status(self) -> dict[str, object]:
-        now_ms = self._s.clock.boot_ms()
-        return {
-            "loops": {"sweeps": (now_ms - self._moved_ms) / 1000},
-            "claims": 0,
-            "counters": dict(self.counters),
-            "store": "down" if self.store_failed else "up",
-        }

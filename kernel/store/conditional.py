@@ -6,13 +6,15 @@ Three interpreters run the same values and give the same answers: `memory` (the 
 - a guard on an absent field fails, except `Missing` and `Differs`;
 - `AtMost` and `AtLeast` compare numbers with numbers only; `Due` means present, a time, and ≤ the store's now
   (DECISIONS detail 10): an absent or malformed time is never due;
-- `PutNow` and `PutNowPlus` are evaluated by the store on its own clock (ARCHITECTURE §4). `PutNowPlus` works on
-  top-level fields only and never together with a change inside `steps`, because MongoDB needs a pipeline for
-  it, and in a pipeline a number in a path is a field name;
+- `PutNow` and `PutNowPlus` are evaluated by the store on its own clock (ARCHITECTURE §4). `PutNowPlus` never
+  stands together with a change inside `steps`, because MongoDB needs a pipeline for it, and in a pipeline a number
+  in a path is a field name. In a map it needs a guard that proves the map: a pipeline would put one in the place of
+  anything else;
 - two changes never touch the same field or one inside the other.
 
 A path is `field`, `field.part`, `steps.<i>`, `steps.<i>.<field>` or `steps.<i>.<field>.<part>`. Names come from
-the code or are checked names (kernel.ids); user data is never a path.
+the code or are checked names (kernel.ids); user data is never a path. `resultText` is a name too: users name the
+fields of their own documents as they like.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from kernel.store.tables import INSTANCES
 
 Path: TypeAlias = tuple[str | int, ...]
 
-_PATH = re.compile(r"steps\.(0|[1-9][0-9]{0,3})(\.[a-z][a-z0-9_]*){0,2}|[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]{0,63})?")
+_NAME = r"[a-z][A-Za-z0-9_]*"
+_PATH = re.compile(rf"steps\.(0|[1-9][0-9]{{0,3}})(\.{_NAME}){{0,2}}|(?!steps\.){_NAME}(\.[a-z][A-Za-z0-9_]{{0,63}})?")
 
 
 _WHOLE_STEP = re.compile(r"steps\.[0-9]+")
@@ -115,7 +118,7 @@ class PutNow(_Word, frozen=True):
 
 
 class PutNowPlus(_Word, frozen=True):
-    """Set a top-level field to the store's now plus `ms` milliseconds."""
+    """Set a field, or a field of a map that a guard proves, to the store's now plus `ms` milliseconds."""
 
     ms: int
 
@@ -166,6 +169,20 @@ class Insert(msgspec.Struct, frozen=True):
             _check_status("status", self.document["status"])
 
 
+class Remove(msgspec.Struct, frozen=True):
+    """The end of one row, if its guards hold. A repeat misses, so a lost answer needs no mark: send it again."""
+
+    name: str
+    table: str
+    key: str
+    guards: tuple[Guard, ...]
+
+    def __post_init__(self) -> None:
+        _check_guards(_shape(self.guards))
+        if self.table == INSTANCES:
+            raise InvalidTransition("an instance is never removed: one biz_key is one instance for ever (id-biz-key)")
+
+
 class Applied(msgspec.Struct, frozen=True):
     """The transition hit; `document` is the row after it."""
 
@@ -182,6 +199,10 @@ class Inserted(msgspec.Struct, frozen=True):
     document: Document
 
 
+class Removed(msgspec.Struct, frozen=True):
+    """The row was there, its guards held, and it is gone."""
+
+
 class Duplicate(msgspec.Struct, frozen=True):
     """Another row has the same key or unique field; nothing was changed (sor-unique-race)."""
 
@@ -189,8 +210,10 @@ class Duplicate(msgspec.Struct, frozen=True):
 
 
 MISSED = Missed()
+REMOVED = Removed()
 
 Answer: TypeAlias = Applied | Missed
+RemoveAnswer: TypeAlias = Removed | Missed
 InsertAnswer: TypeAlias = Inserted | Duplicate
 
 
@@ -207,12 +230,28 @@ def parse(field: str) -> Path:
 
 def check(transition: Transition) -> None:
     """Refuse what one of the interpreters could not run exactly. Each shape of transition is checked once."""
-    _check_guards(tuple((type(g), g.field, type(getattr(g, "value", ""))) for g in transition.guards))
+    _check_guards(_shape(transition.guards))
     _check_changes(tuple((type(c), c.field) for c in transition.changes), transition.commit_id is not None)
+    _check_maps(transition)
     if transition.table == INSTANCES:
         for change in transition.changes:
             if change.field.endswith("status") and isinstance(change, Put):
                 _check_status(change.field, change.value)
+
+
+def _shape(guards: tuple[Guard, ...]) -> tuple[tuple[type, str, type], ...]:
+    return tuple((type(g), g.field, type(getattr(g, "value", ""))) for g in guards)
+
+
+def _check_maps(transition: Transition) -> None:
+    """A lease inside a map: some guard says that the map has a field, so it is one."""
+    for change in transition.changes:
+        path = parse(change.field)
+        if not isinstance(change, PutNowPlus) or len(path) < 2:
+            continue
+        proofs = (guard for guard in transition.guards if not isinstance(guard, Differs | Missing))
+        if not any(len(found := parse(guard.field)) == 2 and found[0] == path[0] for guard in proofs):
+            raise InvalidTransition(f"{change.field}: now + n in a map needs a guard on a field of that map")
 
 
 def _check_status(field: str, value: object) -> None:
@@ -253,8 +292,5 @@ def _check_changes(shape: tuple[tuple[type, str], ...], marked: bool) -> None:
             shorter = min(len(path), len(other))
             if path[:shorter] == other[:shorter]:
                 raise InvalidTransition(f"two changes touch {shape[a][1]!r} and {'.'.join(map(str, other))!r}")
-    if any(kind is PutNowPlus for kind, _ in shape):
-        if any(kind is PutNowPlus and len(parse(field)) > 1 for kind, field in shape):
-            raise InvalidTransition("now + n works on top-level fields only")
-        if any(path[0] == "steps" for path in paths):
-            raise InvalidTransition("now + n can not be combined with a change under steps: give an absolute time")
+    if any(kind is PutNowPlus for kind, _ in shape) and any(path[0] == "steps" for path in paths):
+        raise InvalidTransition("now + n can not be combined with a change under steps: give an absolute time")

@@ -27,6 +27,7 @@ from kernel.store.conditional import (
     PutNow,
     PutNowPlus,
     RaiseTo,
+    Remove,
     Transition,
     parse,
 )
@@ -56,6 +57,14 @@ def changed(document: Document, transition: Transition, now_ms: int) -> Document
     return document
 
 
+def removable(document: Document, remove: Remove, now_ms: int) -> bool:
+    """Whether the row may go. Raises CorruptRecord when it does not have the shape that the guards need."""
+    try:
+        return holds(document, remove.guards, now_ms)
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        raise CorruptRecord(f"{remove.table} {remove.key!r}: {remove.name}: {error}") from None
+
+
 def commit_mark(commit_id: str) -> Append:
     """The change that leaves the writer's mark in the row."""
     return Append("commit_ids", commit_id, COMMIT_IDS_KEPT)
@@ -74,6 +83,12 @@ def lookup(document: Document, path: Path) -> Any:
                 return ABSENT
             value = value[part]
     return value
+
+
+def column_of(document: Document, column: str) -> Any:
+    """The value of a column, as a scan answers it: None for an absent one."""
+    value = lookup(document, parse(column))
+    return None if value is ABSENT else value
 
 
 def holds(document: Document, guards: Iterable[Guard], now_ms: int) -> bool:

@@ -15,15 +15,19 @@ from kernel.clock import Clock
 from kernel.records import Document
 from kernel.store.conditional import (
     MISSED,
+    REMOVED,
     Answer,
     Applied,
     Duplicate,
     Insert,
     InsertAnswer,
     Inserted,
+    Remove,
+    RemoveAnswer,
     Transition,
+    parse,
 )
-from kernel.store.evaluate import ABSENT, changed, holds, lookup
+from kernel.store.evaluate import ABSENT, changed, column_of, holds, lookup, removable
 from kernel.store.protocol import Query
 from kernel.store.tables import TABLES, Table
 
@@ -79,6 +83,24 @@ class MemoryStore:
     def apply_all(self, transitions: Sequence[Transition]) -> list[Answer]:
         return [self.apply(transition) for transition in transitions]
 
+    def remove(self, remove: Remove) -> RemoveAnswer:
+        with self._lock:
+            rows = self._rows[remove.table]
+            stored = rows.get(remove.key)
+            if stored is None:
+                return MISSED
+            document = _decoded(stored)
+            if not removable(document, remove, self._clock.wall_ms()):
+                return MISSED
+            del rows[remove.key]
+            table = self._tables[remove.table]
+            for index in table.unique:
+                self._column(table, index.columns[0]).pop(document.get(index.columns[0]), None)
+            return REMOVED
+
+    def remove_all(self, removes: Sequence[Remove]) -> list[RemoveAnswer]:
+        return [self.remove(remove) for remove in removes]
+
     def get(self, table: str, key: str) -> Document | None:
         with self._lock:
             stored = self._rows[table].get(key)
@@ -96,14 +118,14 @@ class MemoryStore:
             documents = [(key, _decoded(stored)) for key, stored in self._rows[query.table].items()]
         found = []
         for key, document in documents:
-            at = lookup(document, (query.order,))
+            at = lookup(document, parse(query.order))
             if at is ABSENT or not holds(document, query.guards, 0):
                 continue
             if query.after is None or (at, key) > query.after:
                 found.append((at, key, document))
         found.sort(key=lambda row: (row[0], row[1]))
         assert set(query.columns) <= {*table.columns, table.key}
-        return [tuple(row[2].get(column) for column in query.columns) for row in found[: query.limit]]
+        return [tuple(column_of(row[2], column) for column in query.columns) for row in found[: query.limit]]
 
     def close(self) -> None:
         """Forget everything."""

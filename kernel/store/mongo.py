@@ -23,18 +23,22 @@ from kernel.records import Document
 from kernel.store import mongo_schema
 from kernel.store.conditional import (
     MISSED,
+    REMOVED,
     Answer,
     Applied,
     Duplicate,
     Insert,
     InsertAnswer,
     Inserted,
+    Remove,
+    RemoveAnswer,
     Transition,
 )
+from kernel.store.evaluate import column_of
 from kernel.store.mongo_client import Opener
 from kernel.store.mongo_clock import ServerClock
-from kernel.store.mongo_codec import CODEC, decoded, encoded, stored, text
-from kernel.store.mongo_compile import page_of, write_of
+from kernel.store.mongo_codec import CODEC, decoded, encoded, named_times, stored, text
+from kernel.store.mongo_compile import page_of, removal_of, write_of
 from kernel.store.mongo_errors import DUPLICATE_KEY, translated
 from kernel.store.protocol import Query
 from kernel.store.tables import TABLES, Table
@@ -70,7 +74,8 @@ class MongoStore:
         self._tables = dict(TABLES if tables is None else tables)
         self._call_s = timeout_ms / 1000
         self._server_clock = ServerClock(clock, self._server_ms)
-        self._opener = Opener(uri, database, tuple(self._tables), timeout_ms, listeners)
+        foreign = tuple(name for name, table in self._tables.items() if table.foreign)
+        self._opener = Opener(uri, database, tuple(self._tables), timeout_ms, listeners, foreign)
 
     def prepare(self) -> None:
         """Make and check indexes and schema version; safe to run in many processes at once (rec-indexes)."""
@@ -87,7 +92,7 @@ class MongoStore:
     def insert(self, insert: Insert) -> InsertAnswer:
         table, rows = self._tables[insert.table], self._opener.connection().tables[insert.table]
         row = _row(table, insert)
-        stored_row = decoded(encoded(_named(insert), row))
+        stored_row = decoded(encoded(_named(insert), row), foreign=table.foreign)
         with self._translated(_named(insert)):
             try:
                 rows.writes.insert_one(row)
@@ -101,7 +106,10 @@ class MongoStore:
         """Bulk writes of up to a thousand rows. Nothing is sent when one of the rows can not be stored."""
         rows = [_row(self._tables[insert.table], insert) for insert in inserts]
         data = [encoded(_named(insert), row) for insert, row in zip(inserts, rows, strict=True)]
-        answers: list[InsertAnswer] = [Inserted(decoded(item)) for item in data]
+        answers: list[InsertAnswer] = [
+            Inserted(decoded(item, foreign=self._tables[insert.table].foreign))
+            for insert, item in zip(inserts, data, strict=True)
+        ]
         written = False
         try:
             for name, places in _batches(inserts, data):
@@ -125,11 +133,22 @@ class MongoStore:
             row = rows.writes.find_one_and_update(
                 write.filter, write.update, projection=_NO_ID, return_document=ReturnDocument.AFTER
             )
-        return MISSED if row is None else Applied(row)
+        return MISSED if row is None else Applied(named_times(row) if table.foreign else row)
 
     def apply_all(self, transitions: Sequence[Transition]) -> list[Answer]:
         """One after the other: a bulk write does not tell which of its transitions hit."""
         return [self.apply(transition) for transition in transitions]
+
+    def remove(self, remove: Remove) -> RemoveAnswer:
+        wanted = removal_of(self._tables[remove.table], remove)
+        rows = self._opener.connection().tables[remove.table]
+        with self._translated(_named(remove)):
+            removed = rows.writes.delete_one(wanted).deleted_count
+        return REMOVED if removed else MISSED
+
+    def remove_all(self, removes: Sequence[Remove]) -> list[RemoveAnswer]:
+        """One after the other: a bulk write does not tell which of its removals hit."""
+        return [self.remove(remove) for remove in removes]
 
     def get(self, table: str, key: str) -> Document | None:
         return self._read(table, self._tables[table].key, key)
@@ -149,7 +168,9 @@ class MongoStore:
             cursor = rows.writes.find(page.filter, page.projection, sort=page.sort, limit=query.limit)
             # One batch, so that no cursor outlives a worker that dies here.
             found = list(cursor.batch_size(query.limit))
-        return [tuple(row.get(column) for column in query.columns) for row in found]
+        if self._tables[query.table].foreign:
+            found = [named_times(row) for row in found]
+        return [tuple(column_of(row, column) for column in query.columns) for row in found]
 
     def close(self) -> None:
         """Close the client. A later call opens a new one."""
@@ -159,7 +180,8 @@ class MongoStore:
         rows = self._opener.connection().tables[table]
         wanted = {column: {"$eq": text(column, value)}}
         with self._translated(f"read of {table}", writing=False):
-            return rows.majority.find_one(wanted, _NO_ID)
+            row = rows.majority.find_one(wanted, _NO_ID)
+        return named_times(row) if row is not None and self._tables[table].foreign else row
 
     def _insert_many(self, table: Table, rows: list[Document]) -> list[Mapping[str, Any]]:
         """Insert one batch; the failures are those of rows that another row keeps out."""
@@ -212,7 +234,7 @@ class MongoStore:
             raise
 
 
-def _named(write: Insert | Transition) -> str:
+def _named(write: Insert | Transition | Remove) -> str:
     return f"{write.name} of {write.table} {write.key!r}"
 
 
@@ -223,7 +245,8 @@ def _row(table: Table, insert: Insert) -> Document:
         raise InvalidTransition(f"{_named(insert)}: {table.key} of the document differs from the key")
     for index in table.unique:
         for column in index.columns:
-            text(column, document.get(column))
+            if index.present is None or column in document:
+                text(column, document.get(column))
     row: Document = stored("", document)
     return row
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pymongo
 from pymongo import MongoClient, ReadPreference, WriteConcern
-from pymongo.collection import Collection
+from pymongo.collection import Collection as Rows
 from pymongo.database import Database
 from pymongo.errors import PyMongoError
 from pymongo.read_concern import ReadConcern
@@ -22,7 +22,7 @@ from pymongo.uri_parser import parse_uri
 
 from kernel.errors import InvalidConfig, WrongProcess
 from kernel.records import Document
-from kernel.store.mongo_codec import CODEC
+from kernel.store.mongo_codec import CODEC, FOREIGN_CODEC
 from kernel.store.mongo_errors import INVALID_URI
 
 CLOSE_S = 0.5
@@ -34,8 +34,8 @@ _HOST_NAME = re.compile(r"[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+\.?")
 class Table(NamedTuple):
     """One collection twice: for writes and proposals, and for reads that must show acknowledged writes."""
 
-    writes: Collection[Document]
-    majority: Collection[Document]
+    writes: Rows[Document]
+    majority: Rows[Document]
 
 
 class Connection(NamedTuple):
@@ -50,7 +50,8 @@ class Opener:
     """Opens one connection for one process, at the first use, and refuses every other process.
 
     `timeout_ms` bounds each search for a server and each connection attempt, for whatever the driver does by itself;
-    how long a call may take in all is said at the call (`pymongo.timeout`).
+    how long a call may take in all is said at the call (`pymongo.timeout`). `foreign` are those of `tables` that belong
+    to users.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Opener:
         tables: Sequence[str],
         timeout_ms: int,
         listeners: Sequence[Any],
+        foreign: Collection[str] = (),
     ) -> None:
         self.hosts = checked_hosts(uri)
         self._uri = uri
@@ -67,6 +69,7 @@ class Opener:
         self._tables = tuple(tables)
         self._timeout_ms = timeout_ms
         self._listeners = tuple(listeners)
+        self._foreign = frozenset(foreign)
         self._lock = threading.Lock()
         self._pid: int | None = None
         self._connection: Connection | None = None
@@ -116,9 +119,11 @@ class Opener:
             read_concern=ReadConcern("local"),
         )
         majority = ReadConcern("majority")
-        tables = {
-            name: Table(database[name], database[name].with_options(read_concern=majority)) for name in self._tables
-        }
+        tables = {}
+        for name in self._tables:
+            codec = FOREIGN_CODEC if name in self._foreign else CODEC
+            rows = database.get_collection(name, codec_options=codec)
+            tables[name] = Table(rows, rows.with_options(read_concern=majority))
         return Connection(client, database, tables)
 
 

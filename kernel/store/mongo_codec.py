@@ -4,11 +4,15 @@ Whether a number is a time is told by the last part of its name (`…_time`, ker
 at the top, in a step, in a sub-document that is stored as one value. On the way back the type tells: the driver
 hands every date to `_Time`, so that no reader has to know where the dates are. `DatetimeMS` instead of
 `datetime`: no time zone, no rounding, and no year that can not be read.
+
+A user's documents (kernel.store.tables, `foreign`) have dates of their own under any name. There the name tells on
+the way back too: a date at `…_time` becomes milliseconds, any other stays one, so that a caller who writes back what
+it has read leaves a date behind and no number.
 """
 
 from __future__ import annotations
 
-from datetime import UTC
+from datetime import UTC, datetime
 from typing import Any
 
 import bson
@@ -50,6 +54,12 @@ CODEC: CodecOptions[Document] = CodecOptions(
     datetime_conversion=DatetimeConversion.DATETIME_MS,
     type_registry=TypeRegistry([_Time(), _Long()]),
 )
+FOREIGN_CODEC: CodecOptions[Document] = CodecOptions(
+    tz_aware=True,
+    tzinfo=UTC,
+    datetime_conversion=DatetimeConversion.DATETIME_AUTO,
+    type_registry=TypeRegistry([_Long()]),
+)
 
 
 def is_time(field: str) -> bool:
@@ -71,6 +81,28 @@ def stored(field: str, value: Any) -> Any:
     return value
 
 
+def named_times(row: Document) -> Document:
+    """A user's document with the dates at `…_time` as milliseconds. Changes `row` in place."""
+    for name, value in row.items():
+        if isinstance(value, DatetimeMS) and is_time(name):
+            row[name] = int(value)
+        elif isinstance(value, datetime) and is_time(name):
+            row[name] = int(DatetimeMS(value))
+        elif isinstance(value, dict):
+            named_times(value)
+        elif isinstance(value, list):
+            _in_list(value)
+    return row
+
+
+def _in_list(items: list[Any]) -> None:
+    for item in items:
+        if isinstance(item, dict):
+            named_times(item)
+        elif isinstance(item, list):
+            _in_list(item)
+
+
 def encoded(what: str, row: Document) -> bytes:
     """A row as BSON. Raises TooLarge, or InvalidTransition for a value that BSON can not hold."""
     try:
@@ -82,9 +114,9 @@ def encoded(what: str, row: Document) -> bytes:
     return data
 
 
-def decoded(data: bytes) -> Document:
+def decoded(data: bytes, *, foreign: bool = False) -> Document:
     """What a reader will see of an encoded row."""
-    return bson.decode(data, codec_options=CODEC)
+    return named_times(bson.decode(data, codec_options=FOREIGN_CODEC)) if foreign else bson.decode(data, CODEC)
 
 
 def unstorable(what: str, error: Exception) -> InvalidTransition:

@@ -42,6 +42,7 @@ from kernel.store.conditional import (
     PutNow,
     PutNowPlus,
     RaiseTo,
+    Remove,
     Transition,
     parse,
 )
@@ -213,6 +214,15 @@ def write_of(table: Table, transition: Transition) -> Write:
     return Write(found.document(), update)
 
 
+def removal_of(table: Table, remove: Remove) -> Document:
+    """The filter of a removal. Raises InvalidTransition or InvalidId before anything is sent."""
+    found = _Filter()
+    found.all_of(table.key, {"$eq": text(table.key, remove.key)})
+    for guard in remove.guards:
+        _add_guard(found, guard)
+    return found.document()
+
+
 def _refuse(table: Table, changes: tuple[Change, ...]) -> None:
     """Refuse what MongoDB would answer otherwise than the reference."""
     permanent = {table.key, *(column for index in table.unique for column in index.columns)}
@@ -309,7 +319,7 @@ def page_of(table: Table, query: Query) -> Page:
         if column not in declared:
             raise InvalidTransition(f"{table.name}: {column!r} is no declared column")
     found = _Filter()
-    found.all_of(query.order, {"$exists": True})  # said in so many words, a partial index may serve it
+    found.guard(query.order, {"$exists": True})  # said in so many words, a partial index may serve it
     for guard in query.guards:
         _add_guard(found, guard)
     beyond = None if query.after is None else _beyond(found, table.key, query.order, query.after)

@@ -29,8 +29,12 @@ _NAMESPACE_MISSING = 26
 
 
 def indexes_of(table: Table) -> tuple[Index, ...]:
-    """All indexes of a table; its key has one of its own, because nothing rests on `_id` (id-workflow-id)."""
-    return (Index(f"{table.name}_key", (table.key,), unique=True), *table.indexes)
+    """All indexes of a table; its key has one of its own, because nothing rests on `_id` (id-workflow-id).
+
+    A user's documents that have no key are none of ours: the index of a foreign table leaves them out.
+    """
+    present = table.key if table.foreign else None
+    return (Index(f"{table.name}_key", (table.key,), present=present, unique=True), *table.indexes)
 
 
 def prepare(database: Database[Document], tables: Iterable[Table]) -> None:
@@ -40,9 +44,9 @@ def prepare(database: Database[Document], tables: Iterable[Table]) -> None:
     finds the indexes that it stands for.
     """
     _check_version(database, must_exist=False)
-    _prepare_collection(database, META, (_META_INDEX,))
+    _prepare_collection(database, META, (_META_INDEX,), foreign=False)
     for table in tables:
-        _prepare_collection(database, table.name, indexes_of(table))
+        _prepare_collection(database, table.name, indexes_of(table), foreign=table.foreign)
     try:
         database[META].insert_one({META_KEY: "schema", "version": SCHEMA_VERSION})
     except DuplicateKeyError:
@@ -64,14 +68,14 @@ def _check_version(database: Database[Document], *, must_exist: bool) -> None:
         )
 
 
-def _prepare_collection(database: Database[Document], name: str, wanted: tuple[Index, ...]) -> None:
-    missing = _missing(database, name, wanted)
+def _prepare_collection(database: Database[Document], name: str, wanted: tuple[Index, ...], *, foreign: bool) -> None:
+    missing = _missing(database, name, wanted, foreign=foreign)
     if not missing:
         return
     # One by one, so that an error belongs to one index.
     for index in missing:
         _create(database, name, index)
-    missing = _missing(database, name, wanted)
+    missing = _missing(database, name, wanted, foreign=foreign)
     if missing:
         names = ", ".join(index.name for index in missing)
         raise SchemaMismatch(f"collection {name}: schema differs: index {names} does not stay")
@@ -96,14 +100,27 @@ def _create(database: Database[Document], name: str, index: Index) -> None:
         raise
 
 
-def _missing(database: Database[Document], name: str, wanted: tuple[Index, ...]) -> list[Index]:
-    """The wanted indexes that are not there. Raises SchemaMismatch for one that is there and differs."""
+def _missing(database: Database[Document], name: str, wanted: tuple[Index, ...], *, foreign: bool) -> list[Index]:
+    """The wanted indexes that are not there. Raises SchemaMismatch for one that is there and differs.
+
+    In a user's collection an index of theirs, whatever its name, is taken for the wanted one that it can stand for.
+    """
     present = _present(database, name)
     for index in wanted:
         found = present.get(index.name)
         if found is not None and not _equal(index, found):
             raise SchemaMismatch(f"collection {name}: schema differs: index {index.name} is not what this kernel needs")
-    return [index for index in wanted if index.name not in present]
+    return [
+        index
+        for index in wanted
+        if index.name not in present and not (foreign and any(_stands_for(index, found) for found in present.values()))
+    ]
+
+
+def _stands_for(index: Index, found: Mapping[str, Any]) -> bool:
+    """Whether an index covers at least the wanted rows, in the wanted order, and is unique if that is wanted."""
+    whole = Index(index.name, index.columns, unique=index.unique)
+    return _equal(index, found) or _equal(whole, found)
 
 
 def _present(database: Database[Document], name: str) -> dict[str, Mapping[str, Any]]:

@@ -1,6 +1,6 @@
-"""What a durable store is: seven verbs, three interpreters (core-roles-swappable).
+"""What a durable store is: nine verbs, three interpreters (core-roles-swappable).
 
-Every answer that is part of the protocol is a value (`Applied`, `Missed`, `Inserted`, `Duplicate`); only the
+Every answer that is part of the protocol is a value (`Applied`, `Missed`, `Inserted`, `Duplicate`, `Removed`); only the
 infrastructure raises, and only with classes of `kernel.errors`:
 
 - `StoreUnavailable`: nothing was written; the same call may be made again;
@@ -16,7 +16,19 @@ from typing import Any, Protocol
 import msgspec
 
 from kernel.records import Document
-from kernel.store.conditional import Answer, AtMost, Differs, Equals, Exists, Insert, InsertAnswer, Missing, OneOf
+from kernel.store.conditional import (
+    Answer,
+    AtMost,
+    Differs,
+    Equals,
+    Exists,
+    Insert,
+    InsertAnswer,
+    Missing,
+    OneOf,
+    Remove,
+    RemoveAnswer,
+)
 from kernel.store.conditional import Transition as Transition
 
 
@@ -56,6 +68,14 @@ class Store(Protocol):
 
     def apply_all(self, transitions: Sequence[Transition]) -> list[Answer]:
         """Independent transitions, each atomic by itself, at the price of few commits where the store can."""
+        ...
+
+    def remove(self, remove: Remove) -> RemoveAnswer:
+        """End one row if its guards hold. After OutcomeUnknown the same call may be made again: then it misses."""
+        ...
+
+    def remove_all(self, removes: Sequence[Remove]) -> list[RemoveAnswer]:
+        """Independent removals, each atomic by itself, at the price of few commits where the store can."""
         ...
 
     def get(self, table: str, key: str) -> Document | None:

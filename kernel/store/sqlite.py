@@ -32,9 +32,9 @@ from kernel.clock import Clock
 from kernel.errors import CorruptRecord, InvalidTransition, SchemaMismatch, StoreUnavailable, WrongProcess
 from kernel.records import Document
 from kernel.store import sqlite_clock, sqlite_files, sqlite_rows, sqlite_schema
-from kernel.store.conditional import Answer, Insert, InsertAnswer, Transition
+from kernel.store.conditional import Answer, Insert, InsertAnswer, Remove, RemoveAnswer, Transition
 from kernel.store.protocol import Query
-from kernel.store.sqlite_commit import Committer, Task, Work
+from kernel.store.sqlite_commit import Committer, Task, Work, Write
 from kernel.store.sqlite_files import Durability
 from kernel.store.sqlite_group import BATCH_WRITES_MAX, WriteGroup
 from kernel.store.sqlite_lock import LockFile
@@ -105,12 +105,18 @@ class SqliteStore:
     def apply_all(self, transitions: Sequence[Transition]) -> list[Answer]:
         return cast(list[Answer], self._written(tuple(transitions)))
 
+    def remove(self, remove: Remove) -> RemoveAnswer:
+        return cast(RemoveAnswer, self._written((remove,))[0])
+
+    def remove_all(self, removes: Sequence[Remove]) -> list[RemoveAnswer]:
+        return cast(list[RemoveAnswer], self._written(tuple(removes)))
+
     def checkpoint(self) -> bool:
         """Move the log into the database and cut it: housekeeping, at any time, by anybody. False while a reader
         still needs the log."""
         return bool(self._alone(sqlite_files.shrink_log))
 
-    def _written(self, writes: tuple[Transition | Insert, ...]) -> list[object]:
+    def _written(self, writes: tuple[Write, ...]) -> list[object]:
         """The answers to `writes`, many of them in several transactions. The first error among them is raised
         after all have been tried."""
         self._check_process()

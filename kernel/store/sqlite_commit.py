@@ -21,21 +21,25 @@ from kernel.errors import CorruptRecord, InvalidTransition, KernelError, Outcome
 from kernel.store import sqlite_clock, sqlite_files, sqlite_rows, sqlite_schema
 from kernel.store.conditional import (
     MISSED,
+    REMOVED,
     Answer,
     Applied,
     Duplicate,
     Insert,
     InsertAnswer,
     Inserted,
+    Remove,
+    RemoveAnswer,
+    Removed,
     Transition,
 )
-from kernel.store.evaluate import changed
+from kernel.store.evaluate import changed, removable
 from kernel.store.sqlite_clock import ClockState
 from kernel.store.sqlite_files import Durability
 from kernel.store.sqlite_group import Slot
 from kernel.store.tables import Table
 
-Write: TypeAlias = Transition | Insert
+Write: TypeAlias = Transition | Insert | Remove
 Task: TypeAlias = Callable[[sqlite3.Connection], object]
 Work: TypeAlias = tuple[Write, ...] | Task
 """Writes for the shared transaction, or something to be done alone with the connection."""
@@ -156,7 +160,7 @@ class Committer:
             for slot in slots:
                 assert isinstance(slot.work, tuple)
                 outcomes = [self._outcome(connection, write, tick.now_ms) for write in slot.work]
-                wrote = wrote or any(isinstance(outcome, Applied | Inserted) for outcome in outcomes)
+                wrote = wrote or any(isinstance(outcome, Applied | Inserted | Removed) for outcome in outcomes)
                 answers.append(outcomes)
             if wrote:
                 if tick.state != self.clock_state:
@@ -183,6 +187,8 @@ class Committer:
         try:
             if isinstance(write, Insert):
                 return self._insert(connection, write)
+            if isinstance(write, Remove):
+                return self._remove(connection, write, now_ms)
             return self._apply(connection, write, now_ms)
         except CorruptRecord as error:
             return error
@@ -216,6 +222,17 @@ class Committer:
         if cursor.rowcount == 1:
             return Inserted(sqlite_rows.to_document(body, table.name, insert.key))
         return Duplicate(self._duplicate_field(connection, table, insert))
+
+    def _remove(self, connection: sqlite3.Connection, remove: Remove, now_ms: int) -> RemoveAnswer:
+        table = self._tables[remove.table]
+        found = connection.execute(sqlite_rows.select_row(table.name, table.key), (remove.key,)).fetchall()
+        if not found:
+            return MISSED
+        rowid, body = found[0]
+        if not removable(sqlite_rows.to_document(body, table.name, remove.key), remove, now_ms):
+            return MISSED
+        connection.execute(sqlite_rows.delete_row(table.name), (rowid,))
+        return REMOVED
 
     def _duplicate_field(self, connection: sqlite3.Connection, table: Table, insert: Insert) -> str:
         if connection.execute(sqlite_rows.select_row(table.name, table.key), (insert.key,)).fetchall():
@@ -265,6 +282,11 @@ def _roll_back(connection: sqlite3.Connection) -> None:
 
 @lru_cache(maxsize=4096)
 def _touched(table: Table, fields: tuple[str, ...]) -> tuple[str, ...]:
-    """The columns of which a change touches the field or something in it."""
-    tops = {field.partition(".")[0] for field in fields}
-    return tuple(column for column in sqlite_rows.columns_of(table) if column in tops)
+    """The columns of which a change touches the field, something in it, or the map that it stands in."""
+    return tuple(
+        column for column in sqlite_rows.columns_of(table) if any(_overlap(column, field) for field in fields)
+    )
+
+
+def _overlap(column: str, field: str) -> bool:
+    return f"{column}.".startswith(f"{field}.") or f"{field}.".startswith(f"{column}.")

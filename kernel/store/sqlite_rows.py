@@ -16,8 +16,8 @@ import msgspec
 
 from kernel.errors import CorruptRecord, InvalidTransition
 from kernel.records import Document
-from kernel.store.conditional import AtMost, Differs, Equals, Exists, Missing, OneOf
-from kernel.store.evaluate import ABSENT
+from kernel.store.conditional import AtMost, Differs, Equals, Exists, Missing, OneOf, parse
+from kernel.store.evaluate import ABSENT, lookup
 from kernel.store.protocol import Query
 from kernel.store.tables import Index, Table
 
@@ -68,7 +68,7 @@ def columns_of(table: Table) -> tuple[str, ...]:
 
 
 def column_values(columns: Sequence[str], document: Document) -> list[Any]:
-    return [to_column(document.get(column, ABSENT)) for column in columns]
+    return [to_column(lookup(document, parse(column))) for column in columns]
 
 
 # --- definition ---------------------------------------------------------------------------------------
@@ -117,6 +117,11 @@ def insert_row(table: str, key: str, columns: tuple[str, ...]) -> str:
 def update_row(table: str, columns: tuple[str, ...]) -> str:
     changes = "".join(f"{quoted(column)} = ?, " for column in columns)
     return f"UPDATE {quoted(table)} SET {changes}{BODY} = ? WHERE rowid = ?"
+
+
+@lru_cache(maxsize=64)
+def delete_row(table: str) -> str:
+    return f"DELETE FROM {quoted(table)} WHERE rowid = ?"
 
 
 def scan_rows(table: Table, query: Query) -> tuple[str, list[Any]]:

@@ -19,12 +19,18 @@ class Index(msgspec.Struct, frozen=True):
 
 
 class Table(msgspec.Struct, frozen=True):
-    """One table: documents under a permanent unique `key`, with `columns` that guards of a scan may name."""
+    """One table: documents under a permanent unique `key`, with `columns` that guards of a scan may name.
+
+    A column may be a field of a top-level map (`workflow_dispatch.due_time`). A `foreign` table belongs to the user:
+    on MongoDB it may hold documents that are none of ours and have no key, its other dates stay dates, and an index
+    of the user's that does what one of ours would do serves as well.
+    """
 
     name: str
     key: str
     columns: tuple[str, ...]
     indexes: tuple[Index, ...]
+    foreign: bool = False
 
     @property
     def unique(self) -> tuple[Index, ...]:
@@ -35,6 +41,11 @@ class Table(msgspec.Struct, frozen=True):
 INSTANCES = "workflow_instances"
 DEFINITIONS = "workflow_definitions"
 """One row per version of a Definition that a worker has registered, with the last time that one was seen alive."""
+SIGNALS = "workflow_signals"
+"""The inbox: one row per signal_id for as long as its retention says (kernel.signals)."""
+
+LIMITS = "resource_limits"
+"""What operators set for a resource, and what the last application that started declares for it (kernel.limits)."""
 
 TABLES: dict[str, Table] = {
     table.name: table
@@ -76,5 +87,23 @@ TABLES: dict[str, Table] = {
             columns=("definition_key", "type", "seen_time"),
             indexes=(Index("definitions_seen", ("seen_time", "definition_key"), present="seen_time"),),
         ),
+        Table(
+            name=SIGNALS,
+            key="signal_id",  # alone, whatever the workflow: a repeat is a repeat (B-14)
+            columns=(
+                *("signal_id", "workflow_id", "signal_type", "wait_key", "generation"),
+                *("pending_time", "match_time"),
+            ),
+            indexes=(
+                # The sweep; a matched row leaves it, so that it costs what is pending and not what ever was.
+                Index("signals_pending", ("pending_time", "signal_id"), present="pending_time"),
+                # What is pending for one workflow: asked right after each suspension that waits for a signal.
+                Index("signals_of_workflow", ("workflow_id", "signal_id"), present="pending_time"),
+                # Retention.
+                Index("signals_matched", ("match_time", "signal_id"), present="match_time"),
+            ),
+        ),
+        # Read by key alone and listed in the order of the key.
+        Table(name=LIMITS, key="resource", columns=("resource",), indexes=()),
     )
 }

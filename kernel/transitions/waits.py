@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from kernel.records import Instance, Resume, ResumeKind, StepRecord, Wait, to_document
 from kernel.states import RUNNING, STEP_PENDING, STEP_RUNNING, STEP_WAITING, WAITING
-from kernel.store.conditional import Add, Change, Clear, Differs, Due, Equals, Guard, Put, PutNow, Transition
+from kernel.store.conditional import Add, Change, Clear, Differs, Due, Equals, Guard, Missing, Put, PutNow, Transition
 from kernel.transitions.parts import (
     PROGRESS,
     UNCLAIM,
@@ -64,10 +64,31 @@ def activate_timer(instance: Instance, index: int, *, now_ms: int, commit_id: st
 
 
 def activate_signal(instance: Instance, index: int, *, signal_id: str, now_ms: int, commit_id: str) -> Transition:
-    """A signal matched one step's wait. `resume.signal_id` proves it, and `last_signal_id` keeps an unmarked inbox
-    row from waking the next wait of the same step (sig-consumed, DECISIONS detail 11)."""
+    """A signal matched one step's wait: the whole identity is in the guard (sig-activate-atomic).
+
+    `resume.signal_id` proves the match, and `last_signal_id` keeps an unmarked inbox row from waking the next wait of
+    the same step (sig-mark-before-unset, DECISIONS detail 11). The revision ties the write to the row in which the
+    caller saw that no step had consumed this signal yet: a slow caller's write misses, whatever happened since (S9).
+
+    A row that rests `running` because another step is due later is woken too: nobody holds it, and nothing else would
+    look at this wait before that step's time.
+    """
     wait = _wait(instance, index)
-    guards = (*_waiting(instance, index), Differs(step_field(index, "last_signal_id"), signal_id))
+    if wait.kind != "signal":
+        raise ValueError(f"step {wait.step!r} of {instance.workflow_id} does not wait for a signal")
+    resting_row: tuple[Guard, ...] = (Equals("status", WAITING),)
+    if instance.status == RUNNING:
+        resting_row = (Equals("status", RUNNING), Missing("claim_token"), Missing("parked"))
+    guards = (
+        *resting_row,
+        Equals("revision", instance.revision),
+        Equals(step_field(index, "status"), STEP_WAITING),
+        Equals(step_field(index, "wait.wait_id"), wait.wait_id),
+        Equals(step_field(index, "wait.signal_type"), wait.signal_type),
+        Equals(step_field(index, "wait.wait_key"), wait.wait_key),
+        Equals(step_field(index, "wait.generation"), wait.generation),
+        Differs(step_field(index, "last_signal_id"), signal_id),
+    )
     changes = (
         *_activated(index, wait, Resume(kind="signal", signal_id=signal_id), now_ms),
         Put(step_field(index, "last_signal_id"), signal_id),

@@ -16,6 +16,7 @@ from bench.progress import LineProgress, Progress, open_progress
 from tests.support.requirements_index import CHECKOUT
 
 RESULTS = CHECKOUT / "bench" / "results"
+STORED = sorted(RESULTS.glob("workflows*.json"))
 _CLAIM = re.compile(r"([\d,]*\d(?:\.\d+)?) workflows/s")
 
 
@@ -124,7 +125,7 @@ def fault_line(name: str, row: dict[str, Any]) -> str:
 @pytest.mark.req("dc-bench-repeatable", "non-claims")
 def test_the_figures_of_the_readme_are_those_of_the_stored_reports() -> None:
     lines = (RESULTS.parent / "README.md").read_text(encoding="utf-8").splitlines()
-    reports = {file.name: report.read(file, "workflows") for file in sorted(RESULTS.glob("*.json"))}
+    reports = {file.name: report.read(file, "workflows") for file in STORED}
 
     assert len(reports) >= 3
     for name, stored in reports.items():
@@ -135,7 +136,7 @@ def test_the_figures_of_the_readme_are_those_of_the_stored_reports() -> None:
 
 @pytest.mark.req("dc-bench-repeatable", "non-claims")
 def test_every_rate_in_any_document_is_that_of_a_stored_report() -> None:
-    rates = {f"{row['per_s']:,.0f}" for file in RESULTS.glob("*.json") for row in report.read(file, "workflows").rows}
+    rates = {f"{row['per_s']:,.0f}" for file in STORED for row in report.read(file, "workflows").rows}
     documents = [path for path in CHECKOUT.rglob("*.md") if not _is_generated(path)]
     claims = {(path.name, claim) for path in documents for claim in _CLAIM.findall(path.read_text(encoding="utf-8"))}
 

@@ -14,13 +14,14 @@ FINGERPRINT = "f" * 16
 KEY = f"{TYPE}@{FINGERPRINT}"
 TOKEN = "token-of-the-holder"
 OWNER = "worker-of-the-holder"
+_AWAITED = {"signal_type": "answer", "wait_key": "page-1", "generation": 2}
 ERROR = {"code": "kernel_error", "type": "ValueError", "message": "no", "kind": "error", "attempt": 1}
 
 
 def wait_document(index: int, at_ms: int, *, kind: str = "timer", wait_id: str = "wait-1") -> Document:
     """The wait of step `index`, whose poll time is `at_ms`."""
     wait = {"wait_id": wait_id, "kind": kind, "step": f"step_{index}", "step_index": index, "poll_time": at_ms}
-    return {**wait, "since_time": at_ms} | ({"signal_type": "answer"} if kind == "signal" else {})
+    return {**wait, "since_time": at_ms} | (_AWAITED if kind == "signal" else {})
 
 
 def step_document(index: int, status: str = "pending", **fields: Any) -> Document:

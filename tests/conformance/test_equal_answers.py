@@ -170,7 +170,7 @@ CHANGES: st.SearchStrategy[Change] = st.one_of(
     st.builds(Put, FIELD, VALUES),
     *(st.builds(kind, FIELD) for kind in (Clear, PutNow)),
     *(st.builds(kind, FIELD, st.integers(-3, 3)) for kind in (Add, RaiseTo, LowerTo)),
-    st.builds(PutNowPlus, TOP, st.sampled_from([0, 5, -5])),
+    st.builds(PutNowPlus, st.one_of(TOP, st.sampled_from(["c.x", "a.y"])), st.sampled_from([0, 5, -5])),
     st.builds(Append, FIELD, VALUES, st.integers(1, 3)),
 )
 

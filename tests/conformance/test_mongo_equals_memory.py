@@ -135,7 +135,9 @@ def _changes(
 
 TOP_CHANGES = _changes(SCALAR_AT, NUMBER_AT, TIME_AT, LIST_AT, MAP_AT)
 STEP_CHANGES = _changes(STEP_SCALAR_AT, STEP_NUMBER_AT, STEP_TIME_AT, STEP_LIST_AT, STEP_MAP_AT)
-LEASES = st.builds(PutNowPlus, _at(["claimable_time", "created_time"]), st.sampled_from([0, HOUR_MS, -HOUR_MS]))
+LEASES = st.builds(
+    PutNowPlus, _at(["claimable_time", "created_time", "wait.poll_time"]), st.sampled_from([0, HOUR_MS, -HOUR_MS])
+)
 
 
 @st.composite
@@ -143,7 +145,10 @@ def transitions(draw: st.DrawFn) -> Transition:
     """A transition of the vocabulary on the row `key`; what the vocabulary refuses is drawn again."""
     guards = draw(st.lists(GUARDS, max_size=2).map(tuple))
     if draw(st.booleans()):
-        changes = (draw(LEASES), *draw(st.lists(TOP_CHANGES, max_size=4)))
+        lease = draw(LEASES)
+        changes = (lease, *draw(st.lists(TOP_CHANGES, max_size=4)))
+        if lease.field.startswith("wait."):
+            guards = (*guards, draw(st.sampled_from([Exists("wait.kind"), Equals("wait.kind", "signal")])))
     else:
         changes = tuple(draw(st.lists(st.one_of(TOP_CHANGES, STEP_CHANGES), min_size=1, max_size=5)))
     commit_id = draw(st.one_of(st.none(), st.sampled_from(["c1", "$c2"])))

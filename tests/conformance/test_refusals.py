@@ -62,10 +62,28 @@ def test_changes_of_different_fields_stand_together(changes: tuple[Change, ...])
     assert build(*changes).changes == changes
 
 
-@pytest.mark.parametrize("field", ["steps.0.due_time", "wait.poll_time", "steps.0.wait.poll_time"])
-def test_now_plus_is_for_top_level_fields(field: str) -> None:
-    with pytest.raises(InvalidTransition, match="top-level"):
-        build(PutNowPlus(field, 5))
+@pytest.mark.parametrize("field", ["steps.0.due_time", "steps.0.wait.poll_time"])
+def test_now_plus_is_never_in_a_step(field: str) -> None:
+    with pytest.raises(InvalidTransition, match="under steps"):
+        build(PutNowPlus(field, 5), guards=(Exists(field),))
+
+
+@pytest.mark.parametrize("guards", [(), (Exists("wait"),), (Exists("waited.kind"),), (Differs("wait.kind", "x"),)])
+def test_now_plus_in_a_map_needs_a_guard_that_proves_the_map(guards: tuple[Guard, ...]) -> None:
+    """A pipeline would put a map in the place of anything else; the reference would call the row corrupt."""
+    with pytest.raises(InvalidTransition, match="a guard on a field of that map"):
+        build(PutNowPlus("wait.poll_time", 5), guards=guards)
+
+
+@pytest.mark.parametrize("guard", [Equals("wait.kind", "timer"), Exists("wait.step"), AtMost("wait.generation", 3)])
+def test_a_guard_on_a_field_of_the_map_proves_it(guard: Guard) -> None:
+    assert build(PutNowPlus("wait.poll_time", 5), guards=(guard,)).guards == (guard,)
+
+
+@pytest.mark.parametrize("field", ["steps.first", "Status", "a.Part", "a.b.c"])
+def test_a_path_is_a_name_or_a_name_in_a_map(field: str) -> None:
+    with pytest.raises(InvalidTransition, match="not in the vocabulary"):
+        build(Put(field, 1))
 
 
 @pytest.mark.parametrize("change", [Put("steps.0.status", "a"), Clear("steps.0.wait.kind"), Put("steps", [])])

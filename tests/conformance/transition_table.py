@@ -155,6 +155,7 @@ def _permit(instance: Instance, now_ms: int) -> PermitWaitRecord:
 
 
 FREE = _row(without=CLAIM_FIELDS)
+SIGNAL_WAIT = wait_document(0, 1_700_000_000_000, kind="signal")
 RUNNING_STEP = ("running",)
 BEGUN = ("attempt", "started_time", "worker_id", "due_time")
 STEP_ENDED = ("steps.0.status", "steps.0.elapsed_ms", "steps.0.finish_time")
@@ -374,7 +375,7 @@ WAITS = (
         lambda instance, now_ms: make.activate_signal(
             instance, 0, signal_id="signal-1", now_ms=now_ms, commit_id=COMMIT
         ),
-        _row(status="waiting", step={"status": "waiting"}),
+        _row(status="waiting", step={"status": "waiting", "wait": SIGNAL_WAIT}, wait=SIGNAL_WAIT),
         ("waiting",),
         ("waiting",),
         (

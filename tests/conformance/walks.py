@@ -89,6 +89,7 @@ class Moment(NamedTuple):
             step_index=self.index,
             poll_time=poll,
             since_time=self.now_ms - HOUR_MS,
+            **({"signal_type": "answer", "wait_key": "$page.1", "generation": 2} if kind == "signal" else {}),
         )
 
     @property
@@ -191,7 +192,7 @@ VERBS: MappingProxyType[str, Verb] = MappingProxyType(
             make.activate_signal(
                 m.instance, m.index, signal_id=f"signal-{m.variant % 2}", now_ms=m.now_ms, commit_id=m.mark
             )
-            if m.waits
+            if m.waits and m.instance.steps[m.index].wait.kind == "signal"
             else None
         ),
         "activate_own": lambda m: (
@@ -251,6 +252,7 @@ _OFTEN = {
     "complete_step": 9,
     "suspend_step": 3,
     "activate_timer": 4,
+    "activate_signal": 4,
     "take_over": 3,
     "finish_completed": 9,
 }

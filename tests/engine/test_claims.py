@@ -198,6 +198,9 @@ WITHOUT_TOKEN = {
 }  # fmt: skip
 """Those that need no claim of their own (S3); release_dead, park and take_over name the dead owner's token."""
 
+OF_THE_INBOX = {"receive_signal", "mark_matched", "forget_matched", "forget_pending"}
+"""Those that touch no instance."""
+
 
 def _wait(now_ms: int) -> dict[str, Any]:
     return {"wait_id": "w", "kind": "timer", "step": "a", "step_index": 0, "poll_time": now_ms, "since_time": now_ms}
@@ -223,7 +226,7 @@ def _build(name: str, held: Held, rig: SteppedRig, workflow_id: str) -> Transiti
 def test_these_are_all_transitions(rig: SteppedRig) -> None:
     constructors = {name for name in transitions.__all__ if name[0].islower()}
 
-    assert constructors == {*SCOPED, *WITHOUT_TOKEN}
+    assert constructors == {*SCOPED, *WITHOUT_TOKEN, *OF_THE_INBOX}
 
 
 @pytest.mark.parametrize("write", ["begin_step", "complete_step", "suspend_step", "retry_step", "finish_failed"])

@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from kernel import App, Context, Definition, NonRetryable, Sleep, Step, Yield
+from kernel import App, Context, Definition, NonRetryable, Signal, Sleep, Step, WaitForSignal, Yield
+from kernel.ids import workflow_id_for
 from tests.faults.arms import Arms, hurt
 from tests.faults.effects import EffectsFile, burn_cpu, have_effect, noted, ports
 
@@ -23,6 +24,8 @@ HOLD_S = 60.0
 """How long a held activity waits for the kill that it is there for."""
 CURED = "cured"
 """A file of this name in the data folder makes poison harmless."""
+GATE = "gate-{}"
+"""A file of this name in the data folder lets an activity go on that waits there; the name ends with a workflow_id."""
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -38,6 +41,17 @@ def _pause(ctx: Context, seconds: float) -> None:
     if seconds:
         ctx.cancel.wait(seconds)
     ctx.check()
+
+
+def _pass_gate(ctx: Context, name: str, *, deaf: bool = False) -> None:
+    """Wait until the test opens that gate, however fast or slow the machine is. `deaf`: and look at no stop sign."""
+    effects: EffectsFile = ctx.ports
+    gate = effects.path.parent / GATE.format(name)
+    while not gate.exists():
+        if deaf:
+            threading.Event().wait(0.005)
+        else:
+            _pause(ctx, 0.005)
 
 
 def _counted(ctx: Context, previous: str | None) -> int:
@@ -69,6 +83,17 @@ def napping_step(previous: str | None) -> Activity:
         return _counted(ctx, previous)
 
     return nap
+
+
+def quick_step(previous: str) -> Activity:
+    """Have an effect and count, at once whatever the input says."""
+
+    @noted
+    def work(ctx: Context) -> int:
+        have_effect(ctx)
+        return _counted(ctx, previous)
+
+    return work
 
 
 def chain(names: str, napping: str = "", **options: Any) -> list[Step]:
@@ -115,26 +140,34 @@ def refuse(ctx: Context) -> None:
 
 @noted
 def submit_late(ctx: Context) -> str:
-    """The first entry looks at no stop sign, and asks for its key only after the hold (A12)."""
+    """The first entry looks at no stop sign, and asks for its key only behind the gate (A12)."""
     if ctx.attempt == 1:
-        threading.Event().wait(ctx.input.hold_s)
+        _pass_gate(ctx, ctx.workflow_id, deaf=True)
     have_effect(ctx)
     return "submitted"
 
 
 @noted
 def return_late(ctx: Context) -> str:
-    """The first entry asks nobody anything and just returns after the hold."""
+    """The first entry asks nobody anything and just returns when the gate is open."""
     if ctx.attempt == 1:
-        threading.Event().wait(ctx.input.hold_s)
+        _pass_gate(ctx, ctx.workflow_id, deaf=True)
     return f"by attempt {ctx.attempt}"
 
 
 @noted
 def hold_second(ctx: Context) -> str:
-    """The first entry is quick, the second one holds."""
+    """The first entry is quick, the second one waits at the gate."""
     if ctx.attempt == 2:
-        _pause(ctx, ctx.input.hold_s)
+        _pass_gate(ctx, ctx.workflow_id)
+    return f"by attempt {ctx.attempt}"
+
+
+@noted
+def wait_at_gate(ctx: Context) -> str:
+    """Every entry waits at the gate, and stops when it is told to."""
+    _pass_gate(ctx, ctx.workflow_id)
+    have_effect(ctx)
     return f"by attempt {ctx.attempt}"
 
 
@@ -203,6 +236,7 @@ REFUSED = Definition(
 SUBMIT_LATE = single("submit_late", submit_late)
 RETURN_LATE = single("return_late", return_late)
 COMMIT_LATE = single("commit_late", hold_second)
+GATED = single("gated", wait_at_gate)
 POISON = between("poison", abort)
 POISON_FAILS = between("poison_fails", abort, on_poison="fail")
 POISON_PREPARE = Definition(type="poison_prepare", input=Job, steps=chain("a"), prepare=end_process)
@@ -213,6 +247,17 @@ OTHER = Definition(type="other", input=Job, steps=chain("ab"))
 
 
 # --- one flow for each kind of boundary of the crash matrix ---------------------------------------------
+
+
+def staged_step(name: str) -> Activity:
+    """A step that ends when the test opens its gate, for all workflows at once."""
+
+    @noted
+    def stage(ctx: Context) -> str:
+        _pass_gate(ctx, name)
+        return name
+
+    return stage
 
 
 @noted
@@ -236,7 +281,14 @@ def hurt_finalizer(ctx: Context) -> None:
     hurt(arm, lambda: have_effect(ctx), no_answer, no_answer)
 
 
+STAGES = "abcdefg"
+STAGED = Definition(type="staged", input=Job, steps=[Step(name, staged_step(name), timeout=LONG) for name in STAGES])
 LINE = Definition(type="line", input=Job, steps=chain("abc"))
+SLOW_FIRST = Definition(
+    type="slow_first",
+    input=Job,
+    steps=[Step("a", worker_step(None)), Step("b", quick_step("a")), Step("c", quick_step("b"))],
+)
 FINAL = Definition(type="final", input=Job, steps=chain("a"), success_finalizer=hurt_finalizer)
 FAILS = Definition(
     type="fails", input=Job, steps=[Step("a", always_raise, max_retry=1)], failure_finalizer=hurt_finalizer
@@ -246,10 +298,38 @@ SKIPS = Definition(
 )
 YIELDS = Definition(type="yields", input=Job, steps=[Step("a", yield_once)])
 
+BELL, RUNG = "bell", "{}:rung"
+
+
+@noted
+def wait_for_bell(ctx: Context) -> Any:
+    """Waits for one signal; its poll is a net that no test waits for."""
+    if ctx.resume is None:
+        return WaitForSignal(BELL, ctx.biz_key, 1, poll_fallback=LONG, checkpoint=ctx.input.number)
+    assert ctx.checkpoint() == ctx.input.number
+    have_effect(ctx)
+    return [ctx.resume.kind, ctx.resume.signal_id]
+
+
+@noted
+def ring(ctx: Context) -> bool:
+    """The producer is a step: it repeats with the same id until the inbox has it."""
+    key = RUNG.format(ctx.biz_key)
+    told = Signal(
+        signal_id=f"ring:{ctx.biz_key}", workflow_id=workflow_id_for(key), signal_type=BELL, wait_key=key, generation=1
+    )
+    ctx.deliver_signals([told])
+    return True
+
+
+WAITS = Definition(type="waits", input=Job, steps=[Step("a", wait_for_bell)])
+RINGS = Definition(type="rings", input=Job, steps=[Step("ring", ring, max_retry=2)])
+
 app = App(
     definitions=[
         ONE, STEADY, TEN, NAPPING, SLEEPING, HELD, RETRYING, FINISHED, REFUSED, SUBMIT_LATE, RETURN_LATE, COMMIT_LATE,
-        POISON, POISON_FAILS, POISON_PREPARE, STUBBORN, BURNING, NATIVE, LINE, FINAL, FAILS, SKIPS, YIELDS,
+        GATED, POISON, POISON_FAILS, POISON_PREPARE, STUBBORN, BURNING, NATIVE, STAGED, LINE, SLOW_FIRST, FINAL, FAILS,
+        SKIPS, YIELDS, WAITS, RINGS,
     ],
     ports=ports,
 )  # fmt: skip

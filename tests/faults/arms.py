@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
@@ -19,13 +19,14 @@ from unittest.mock import patch
 
 import msgspec
 
-from kernel import runtime
 from kernel.candidates import Candidate, Popped
 from kernel.coordination.ready_queue import LaneQueue
 from kernel.errors import CoordinationUnavailable, OutcomeUnknown, StoreUnavailable
 from kernel.records import Document
-from kernel.store.conditional import Answer, Applied, Insert, InsertAnswer, Transition
+from kernel.runtime import opening, roles
+from kernel.store.conditional import Answer, Applied, Equals, Insert, InsertAnswer, Remove, RemoveAnswer, Transition
 from kernel.store.protocol import Query, Store
+from kernel.store.tables import SIGNALS
 from tests.faults.effects import boot_ms
 
 T = TypeVar("T")
@@ -41,10 +42,12 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Which call, and what befalls it. Fields that are not set match everything."""
 
     call: str
-    """A transition's name; `create`, `get`, `find`, `scan`; `push`, `wakeup` (its second half), `pop`, `popped` (a pop
-    that brought the workflow); `ready`; `finalizer`. `*` is every one of them."""
+    """A transition's name; `create`, `get`, `find`, `scan`, `recheck` (the look into the inbox after a suspension);
+    `push`, `wakeup` (its second half), `pop`, `popped` (a pop that brought the workflow); `ready`; `finalizer`. `*` is
+    every one of them."""
     point: Point
     workflow_id: str = ""
+    """The row's key: of a row of the inbox its signal_id."""
     touches: str = ""
     """A field that the transition changes, to tell two of the same name apart."""
     follows: str = ""
@@ -189,7 +192,11 @@ class ArmedStore:
         return self._hurt(insert.name, insert.key, (), lambda: self._inner.insert(insert))
 
     def insert_all(self, inserts: Sequence[Insert]) -> list[InsertAnswer]:
-        return self._inner.insert_all(inserts)
+        arm = None
+        for insert in inserts:
+            arm = arm or self._arms.met(self._role, insert.name, insert.key)
+        gone = "inserts: no answer"
+        return hurt(arm, lambda: self._inner.insert_all(inserts), OutcomeUnknown(gone), StoreUnavailable(gone))
 
     def apply(self, transition: Transition) -> Answer:
         return self.apply_all((transition,))[0]
@@ -210,6 +217,12 @@ class ArmedStore:
         names = ", ".join(t.name for t in transitions)
         return hurt(arm, call, OutcomeUnknown(f"{names}: no answer"), StoreUnavailable(f"{names}: cut off"))
 
+    def remove(self, remove: Remove) -> RemoveAnswer:
+        return self._hurt(remove.name, remove.key, (), lambda: self._inner.remove(remove))
+
+    def remove_all(self, removes: Sequence[Remove]) -> list[RemoveAnswer]:
+        return [self.remove(remove) for remove in removes]
+
     def get(self, table: str, key: str) -> Document | None:
         return self._hurt("get", key, (), lambda: self._inner.get(table, key))
 
@@ -217,7 +230,10 @@ class ArmedStore:
         return self._hurt("find", "", (), lambda: self._inner.find(table, column, value))
 
     def scan(self, query: Query) -> list[tuple[Any, ...]]:
-        return self._hurt("scan", "", (), lambda: self._inner.scan(query))
+        # A scan for the rows of one workflow is that workflow's: the look into the inbox after a suspension.
+        own = [g.value for g in query.guards if isinstance(g, Equals) and g.field == "workflow_id"]
+        call, key = ("recheck", str(own[0])) if own and query.table == SIGNALS else ("scan", "")
+        return self._hurt(call, key, (), lambda: self._inner.scan(query))
 
     def _hurt(self, call: str, key: str, touched: Sequence[str], function: Callable[[], T]) -> T:
         arm = self._arms.met(self._role, call, key, touched, self._last.get(key, ""))
@@ -270,7 +286,7 @@ def armed_ports(data_dir: Path, role: str) -> Iterator[Arms]:
     """What `kernel.runtime` opens inside this block is wrapped. For a process that is there to be hurt."""
     arms = Arms(data_dir)
     last: dict[str, str] = {}
-    real_store, real_queue = runtime.open_store, LaneQueue
+    real_store, real_queue = roles.open_store, LaneQueue
 
     def open_store(*arguments: Any, **options: Any) -> Any:
         return ArmedStore(real_store(*arguments, **options), arms, role, last)
@@ -278,5 +294,8 @@ def armed_ports(data_dir: Path, role: str) -> Iterator[Arms]:
     def open_queue(*arguments: Any, **options: Any) -> Any:
         return ArmedQueue(real_queue(*arguments, **options), arms, role, last)
 
-    with patch.object(runtime, "open_store", open_store), patch.object(runtime, "LaneQueue", open_queue):
+    with ExitStack() as patches:
+        for module in (roles, opening):  # what a child opens, and what a publisher does
+            patches.enter_context(patch.object(module, "open_store", open_store))
+            patches.enter_context(patch.object(module, "LaneQueue", open_queue))
         yield arms

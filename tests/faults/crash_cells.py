@@ -98,7 +98,7 @@ POPPED = [
 AT_WORK = [
     # A token that nobody knows: attempt not increased.
     *_three("19", apps.LINE, "claim", ONCE),
-    *_three("21", apps.LINE, "renew", ONCE, hold_s=0.8, before={"a": 2}, after={"a": 2}),
+    *_three("21", apps.SLOW_FIRST, "renew", ONCE, hold_s=2.0, before={"a": 2}, after={"a": 2}),
     # Committed before the entry: the attempt counts, business code was never entered.
     *_three("26", apps.LINE, "begin_step", ONCE, attempts_after=(2, 1, 1)),
     # The answer is there, and with it the next step is begun: neither runs twice.
@@ -143,7 +143,7 @@ AT_WORK = [
 
 PUBLISHED = [
     *_three("02", apps.LINE, "create", ONCE),
-    *_three("05", apps.SLEEPING, "raise_priority", {"a": 2}, attempts=(1,), nap_s=0.8),
+    *_three("05", apps.SLEEPING, "raise_priority", {"a": 2}, attempts=(1,), nap_s=4.0),
     *_three("06", apps.LINE, "push", ONCE),
     # The index entry is there and nobody was told: the poll finds it.
     *_three("07", apps.LINE, "wakeup", ONCE),
@@ -151,15 +151,15 @@ PUBLISHED = [
 
 # Whoever scans dies in the middle of it; the workers stand still meanwhile, so that a dispatcher is the one.
 ACTIVATED = [
-    *_three("44", apps.SLEEPING, "activate_timer", {"a": 2}, attempts=(1,), role="dispatcher", nap_s=0.4),
+    *_three("44", apps.SLEEPING, "activate_timer", {"a": 2}, attempts=(1,), role="dispatcher", nap_s=2.0),
     *_three(
-        "45", apps.SLEEPING, "push", {"a": 2}, attempts=(1,), role="dispatcher", nap_s=0.4,
+        "45", apps.SLEEPING, "push", {"a": 2}, attempts=(1,), role="dispatcher", nap_s=2.0,
         follows="activate_timer",
     ),
 ]  # fmt: skip
 
 # Told to drain in the middle of a step: the step ends and commits, and the process dies giving the claim back.
-DRAINED = _three("60", apps.LINE, "release", ONCE, hold_s=0.3)
+DRAINED = _three("60", apps.SLOW_FIRST, "release", ONCE, hold_s=1.5)
 
 PROCESSES: list[tuple[str, Point, int]] = [
     ("59", "before", 1),

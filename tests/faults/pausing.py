@@ -32,7 +32,7 @@ def paused(tree: Tree, pids: Iterable[int]) -> Iterator[None]:
 def _stop(tree: Tree, pid: int) -> None:
     def stopped() -> bool:
         os.kill(pid, signal.SIGSTOP)
-        if _lock_is_free(tree):
+        if lock_is_free(tree):
             return True
         os.kill(pid, signal.SIGCONT)
         return False
@@ -40,7 +40,8 @@ def _stop(tree: Tree, pid: int) -> None:
     wait_until(stopped, f"process {pid} stands still outside a commit")
 
 
-def _lock_is_free(tree: Tree) -> bool:
+def lock_is_free(tree: Tree) -> bool:
+    """Whether the store's write lock is to be had: nobody is in the middle of a commit for long."""
     with open(f"{store_file(tree.folder)}-lock", "rb") as lock:
         try:
             wait_until(lambda: _locked(lock.fileno()), "the store's lock", timeout=FREE_S, every=0.005)

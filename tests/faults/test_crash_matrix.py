@@ -23,7 +23,7 @@ from tests.faults.crash_cells import ACTIVATED, AT_WORK, BOUNDARIES, DRAINED, PO
 from tests.faults.effects import boot_ms
 from tests.faults.invariants import broken_in, findings, orphans
 from tests.faults.pausing import paused
-from tests.faults.rig import ARMED, LIMIT_S, SLACK, Tree, kill, tree, wait_for
+from tests.faults.rig import ARMED, LIMIT_S, PROMPT_MS, Tree, kill, tree, wait_for
 from tests.support.program import CHECKOUT
 from tests.support.wait import stays, wait_until
 
@@ -80,7 +80,7 @@ def check(matrix: Tree, cell: Cell) -> None:
 @cells(POPPED)
 @pytest.mark.req("flt-pop-claim-crash")
 def test_a_worker_that_takes_a_candidate(matrix: Tree, cell: Cell) -> None:
-    """The id is gone from the lane, the row still claimable: the next scan brings it back, within a scan period."""
+    """The id is gone from the lane, the row still claimable: the next scan brings it back, not the lease."""
     matrix.wait_running()
     began_ms = boot_ms()
     workflow_id = sacrifice(matrix, cell)
@@ -88,7 +88,7 @@ def test_a_worker_that_takes_a_candidate(matrix: Tree, cell: Cell) -> None:
     check(matrix, cell)
 
     first = matrix.entered(workflow_id, "a")
-    assert first.at_ms - began_ms <= SLACK * 1000 * (matrix.config.scan_s + matrix.config.poll_s)
+    assert first.at_ms - began_ms <= PROMPT_MS
 
 
 @pytest.fixture(scope="module")
@@ -176,14 +176,24 @@ def test_a_worker_that_drains(matrix: Tree, quiet: None, cell: Cell) -> None:
     assert matrix.effects.of(workflow_id, "b")[0].pid != first.pid
 
 
+def one_for_each_worker(matrix: Tree, prefix: str, workers: int) -> tuple[list[str], list[int]]:
+    """Workflows that have just entered their first step, each in a process of its own; on a busy machine it takes more
+    than one try until all workers wake up within the time of one workflow."""
+    for number in range(50):
+        ids = matrix.start_many(LINE, f"{prefix}:{number}", workers, hold_s=0.15)
+        pids = [matrix.entered(workflow_id, "a").pid for workflow_id in ids]
+        if len(set(pids)) == workers and not matrix.ended(ids):
+            return ids, pids
+        matrix.finish(*ids)
+    raise AssertionError("the workers never work side by side")
+
+
 @pytest.mark.parametrize("part", range(4))
 @pytest.mark.crash("60")
 def test_kill_in_the_middle_of_a_drain(matrix: Tree, quiet: None, part: int) -> None:
     """Five offsets a part, twenty in all, from the order to drain to some time after the step's end."""
     workers = len(matrix.pids())
-    ids = [matrix.start(LINE, f"drain:{part}:{k}", k, hold_s=0.15) for k in range(workers)]
-    pids = [matrix.entered(workflow_id, "a").pid for workflow_id in ids]
-    assert len(set(pids)) == workers, "one slot each"
+    ids, pids = one_for_each_worker(matrix, f"drain:{part}", workers)
     for pid in pids:
         os.kill(pid, signal.SIGTERM)
     ordered_ms = boot_ms()

@@ -23,19 +23,24 @@ from tests.support.wait import stays, wait_until
 
 pytestmark = [pytest.mark.fault, pytest.mark.req("dc-tests-fault")]
 
+LEASE_S = 2.4
+OUTAGES, LONG_OUTAGE_S = 10, 3.0
+
 
 @pytest.fixture(scope="module")
 def late(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tree]:
-    with tree(tmp_path_factory.mktemp("late") / "data", ARMED, slots=8) as running:
+    # A lease that a busy machine does not take away by itself: what is lost here is lost because a test took it.
+    with tree(tmp_path_factory.mktemp("late") / "data", ARMED, slots=8, lease_s=LEASE_S) as running:
         yield running
 
 
 def held_by(late: Tree, pid: int, definition: Definition, prefix: str, **times: float) -> str:
-    """A workflow that this process executes: as many are started as that takes."""
+    """A workflow that this process executes: as many are started as that takes. The others go on undisturbed."""
     for number in range(100):
         workflow_id = late.start(definition, f"{prefix}:{number}", number, **times)
         if late.entered(workflow_id, definition.steps[0].name).pid == pid:
             return workflow_id
+        late.open_gate(workflow_id)
     raise AssertionError(f"process {pid} takes nothing")
 
 
@@ -61,14 +66,15 @@ def has_told(late: Tree, pid: int, workflow_id: str) -> bool:
 def test_stopped_past_its_lease_it_changes_nothing_when_it_comes_back(late: Tree) -> None:
     """One of its activities would have an effect now, the other returns a value: no effect, not a byte of the rows."""
     pid = late.pids()[0]
-    submits = held_by(late, pid, apps.SUBMIT_LATE, "stopped submit", hold_s=3.5)
-    returns = held_by(late, pid, apps.RETURN_LATE, "stopped return", hold_s=3.5)
+    submits = held_by(late, pid, apps.SUBMIT_LATE, "stopped submit")
+    returns = held_by(late, pid, apps.RETURN_LATE, "stopped return")
     entered = [late.effects.of(workflow_id)[0] for workflow_id in (submits, returns)]
 
     with paused(late, [pid]):
         late.finish(submits, returns)
         rows = [late.row(workflow_id) for workflow_id in (submits, returns)]
         assert [left(late, entry) for entry in entered] == ["", ""]
+        late.open_gate(submits, returns)
     wait_until(lambda: all(left(late, entry) for entry in entered), "the late activities end")
     wait_until(lambda: has_told(late, pid, submits) and has_told(late, pid, returns), "the lost claims are told")
     check_works(late, pid)
@@ -87,7 +93,7 @@ def test_a_late_commit_meets_the_next_holder_at_work_and_is_refused(late: Tree) 
     """Stopped with its commit in its hand; the step is running again under another claim when the commit arrives."""
     workflow_id = workflow_id_for("in hand")
     late.arms.arm("in-hand", Arm(call="complete_step", point="pause", workflow_id=workflow_id))
-    late.start(apps.COMMIT_LATE, "in hand", hold_s=1.0)
+    late.start(apps.COMMIT_LATE, "in hand")
     (fired,) = wait_until(lambda: late.arms.fired("in-hand"), "a commit is about to leave")
     with paused(late, [fired.pid]):
         second = late.entered(workflow_id, "only", 2)
@@ -100,6 +106,7 @@ def test_a_late_commit_meets_the_next_holder_at_work_and_is_refused(late: Tree) 
         name: row[name] for name in row if name != "claimable_time"
     }, "nothing but the next holder's renewal"
     assert second.pid != fired.pid
+    late.open_gate(workflow_id)
     late.finish(workflow_id)
     assert late.output(workflow_id) == "by attempt 2"
     check_works(late, fired.pid)
@@ -127,12 +134,14 @@ def test_frozen_between_pop_and_claim_another_runs_it_and_the_frozen_ones_claim_
 
 @pytest.mark.case("A12")
 def test_cut_off_from_the_store_it_starts_no_effect_after_the_fence(late: Tree) -> None:
-    """Its activity would submit just after the end of the lease; the submit of the second worker is the only one."""
+    """Its activity would submit after the end of the lease; the submit of the second worker is the only one."""
     pid = late.pids()[1]
-    workflow_id = held_by(late, pid, apps.SUBMIT_LATE, "cut", hold_s=1.7)
+    workflow_id = held_by(late, pid, apps.SUBMIT_LATE, "cut")
     entered = late.effects.of(workflow_id)[0]
     late.arms.arm("cut", Arm(call="*", point="refused", pid=pid, lasting=True))
     try:
+        wait_for(boot_ms() + round(1000 * LEASE_S))
+        late.open_gate(workflow_id)
         wait_until(lambda: left(late, entered), "the activity wants to submit")
         late.finish(workflow_id)
     finally:
@@ -148,24 +157,23 @@ def test_cut_off_from_the_store_it_starts_no_effect_after_the_fence(late: Tree) 
 @pytest.mark.case("A54", "A05")
 def test_renewals_fail_the_activity_is_told_nothing_is_committed_and_the_worker_goes_on(late: Tree) -> None:
     pid = late.pids()[0]
-    workflow_id = held_by(late, pid, apps.ONE, "no renewal", hold_s=2.2)
+    workflow_id = held_by(late, pid, apps.GATED, "no renewal")
     entered = late.effects.of(workflow_id)[0]
     late.arms.arm("no renewal", Arm(call="renew", point="refused", pid=pid, lasting=True))
     try:
-        wait_until(lambda: left(late, entered), "the activity is told")
+        wait_until(lambda: left(late, entered), "the activity is told: nobody has opened its gate")
     finally:
         late.arms.disarm("no renewal")
+    late.open_gate(workflow_id)
     late.finish(workflow_id)
 
     assert left(late, entered).startswith("Fenced")
-    (told, _) = late.effects.of(workflow_id, "a", LEAVE)
-    assert told.at_ms - entered.at_ms < 2_200, "before it would have ended by itself"
-    (effect,) = late.effects.of(workflow_id, "a", EFFECT)
+    (effect,) = late.effects.of(workflow_id, "only", EFFECT)
     assert (effect.attempt, late.instance(workflow_id).steps[0].takeovers) == (2, 1), "the first committed nothing"
-    assert has_told(late, pid, workflow_id)
+    wait_until(lambda: has_told(late, pid, workflow_id), "the lost claim is told")
     check_works(late, pid)
     # The renewal thread has survived: a claim longer than a lease is kept again, also when one renewal fails.
-    kept = held_by(late, pid, apps.ONE, "renewed again", hold_s=2.2)
+    kept = held_by(late, pid, apps.ONE, "renewed again", hold_s=1.5 * LEASE_S)
     late.arms.arm("one renewal", Arm(call="renew", point="refused", pid=pid))
     late.finish(kept)
     assert len(late.arms.fired("one renewal")) == 1
@@ -175,24 +183,38 @@ def test_renewals_fail_the_activity_is_told_nothing_is_committed_and_the_worker_
 
 @pytest.mark.case("A53")
 def test_the_store_is_away_ten_times_and_every_loop_turns_again(late: Tree) -> None:
-    """Nobody can write for 0.05 to 2 s, ten times, under load: no process is lost, nothing is lost, all loops move."""
+    """Nobody can write for 0.05 to 3 s, ten times, under load: no process is lost, nothing is lost, all loops move.
+
+    How many claims that costs depends on the machine. Whatever it costs is accounted for: a step is entered again only
+    where the row says that it was taken over, and only after its holder said that it had lost the claim.
+    """
     pids = [child["pid"] for child in late.session.status()["children"]]
     ids = late.start_many(apps.TEN, "outage", 20, hold_s=0.1)
     away = random.Random(53)
     with Watch(late) as watch, open(f"{store_file(late.folder)}-lock", "rb") as lock:
-        for number in range(10):
+        for number in range(OUTAGES):
             fcntl.flock(lock, fcntl.LOCK_EX)
-            wait_for(boot_ms() + (2_000 if number == 5 else away.randrange(50, 400)))
+            wait_for(boot_ms() + (round(1000 * LONG_OUTAGE_S) if number == 5 else away.randrange(50, 400)))
             fcntl.flock(lock, fcntl.LOCK_UN)
             wait_for(boot_ms() + 100)
     late.finish(*ids)
 
-    wait_until(lambda: all_move(late), "every loop turns", timeout=10)
+    wait_until(lambda: all_move(late), "every loop turns")
     assert [late.output(workflow_id) for workflow_id in ids] == [number + 9 for number in range(20)]
     assert [child["pid"] for child in late.session.status()["children"]] == pids
-    entries = sum(sum(late.effects.counts(workflow_id).values()) for workflow_id in ids)
-    assert entries - 200 <= 20, "only the one outage that is longer than a lease costs a step its second entry"
+    taken_over = {}
+    for workflow_id in ids:
+        entries, row = late.effects.counts(workflow_id), late.instance(workflow_id)
+        assert [step.attempt for step in row.steps] == [1 + step.takeovers for step in row.steps]
+        assert all(1 <= entries[step.name] <= 1 + step.takeovers for step in row.steps), (entries, row.steps)
+        taken_over[workflow_id] = sum(step.takeovers for step in row.steps)
+    wait_until(lambda: all(told(late, key) >= times for key, times in taken_over.items()), "every lost claim is told")
     assert watch.found == []
+
+
+def told(late: Tree, workflow_id: str) -> int:
+    """How often a holder has said that it lost its claim of that workflow."""
+    return sum(line["workflow_id"] == workflow_id for line in late.log("claim.lost"))
 
 
 def all_move(late: Tree) -> bool:

@@ -25,6 +25,7 @@ def test_workflows_survive_kills_and_a_wipe_on_mongodb_and_redis(
     assert own_redis.server is not None
     redis_url = f"unix://{quote(own_redis.server.endpoint.path or '')}"
     settings = {"mongodb_uri": mongo_store.server.uri, "mongodb_database": database, "redis_url": redis_url}
+    settings["lease_s"] = 30.0  # and with it 5 s for each answer of a stand-in that is slow on a busy machine
 
     with tree(tmp_path / "data", **settings) as running:
         ids = running.start_many(STEADY, "steady", 12, hold_s=0.05) + running.start_many(NAPPING, "nap", 8, nap_s=0.3)

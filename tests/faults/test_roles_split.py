@@ -12,7 +12,7 @@ import pytest
 
 from tests.faults import apps
 from tests.faults.effects import boot_ms
-from tests.faults.rig import SLACK, Tree, kill, tree
+from tests.faults.rig import PROMPT_MS, Tree, kill, tree
 from tests.support.wait import stays, wait_until
 
 pytestmark = [pytest.mark.fault, pytest.mark.req("dc-tests-fault")]
@@ -27,7 +27,7 @@ def check_workers_alone(alone: Tree) -> None:
         entered = alone.entered(workflow_id, step, times)
         killed_ms = boot_ms()
         kill(entered.pid)
-        assert alone.entered(workflow_id, step, times + 1).at_ms - killed_ms <= SLACK * 1000
+        assert alone.entered(workflow_id, step, times + 1).at_ms - killed_ms <= PROMPT_MS
         alone.wait_running(without=[entered.pid])
     alone.finish(*ids, retried, finalized)
     assert [alone.output(key) for key in ids] == [number + 3 for number in range(20)]

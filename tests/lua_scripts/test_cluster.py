@@ -7,9 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from kernel.candidates import DueObjects
 from kernel.clock import SystemClock
-from kernel.coordination import Keys, LaneEntry, Lanes, RedisEndpoint, ScriptRunner
+from kernel.coordination import DispatchIndex, Keys, LaneEntry, Lanes, RedisEndpoint, ScriptRunner
+from kernel.dispatch import DueIntent
 from kernel.errors import CoordinationRejected
+from kernel.ids import RandomIds
 from tests.support.redis_servers import REDIS, VALKEY, RedisServer
 from tests.support.wait import wait_until
 
@@ -48,6 +51,11 @@ def test_every_operation_works_in_a_cluster_for_every_namespace(cluster_node: Re
         assert [entry.workflow_id for entry in lanes.pop(8).entries] == ["one", "three"]
         assert lanes.report().burst_left == 8
         lanes.wake()
+        index = DispatchIndex(runner, Keys(namespace), RandomIds())
+        assert index.add("orders", [DueIntent("one", 5), DueIntent("two", 6)]) == 2
+        assert index.take("orders", 1, 9) == DueObjects(("one",), 6)
+        token = index.hold_scan("orders", 60_000).token
+        assert token is not None and index.free_scan("orders", token)
     runner.close()
 
 

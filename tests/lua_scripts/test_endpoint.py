@@ -10,7 +10,7 @@ import pytest
 import lua
 from kernel.clock import SystemClock
 from kernel.coordination import Keys, RedisEndpoint, ScriptRunner, parse_redis_url
-from kernel.errors import CoordinationUnavailable, InvalidConfig, InvalidName
+from kernel.errors import CoordinationDenied, InvalidConfig, InvalidName
 from tests.support.redis_servers import RedisTarget
 
 CANARY = "sEcr3t"
@@ -68,7 +68,7 @@ def test_the_password_shows_neither_in_an_endpoint_nor_in_an_error(own_redis: Re
     endpoint = parse_redis_url(f"unix://user:{CANARY}@{own_redis.server.socket}")  # type: ignore[union-attr]
     runner = ScriptRunner(endpoint.connection, SystemClock(), call_timeout_s=10)
 
-    with pytest.raises(CoordinationUnavailable) as caught:
+    with pytest.raises(CoordinationDenied) as caught:
         runner.command("PING")
 
     shown = "".join(traceback.format_exception(caught.value)) + repr(endpoint) + str(endpoint)

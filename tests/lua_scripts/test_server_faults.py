@@ -11,7 +11,7 @@ import redis.exceptions
 from kernel.clock import ManualClock, SystemClock
 from kernel.coordination import CircuitBreaker, LaneEntry, Lanes, ScriptRunner
 from kernel.coordination.scripts import CALL_TIMEOUT_S, kernel_error
-from kernel.errors import CoordinationRejected, CoordinationUnavailable, KernelError
+from kernel.errors import CoordinationDenied, CoordinationRejected, CoordinationUnavailable, KernelError
 from tests.support.redis_servers import RedisTarget
 from tests.support.wait import wait_until
 
@@ -80,7 +80,7 @@ def test_a_server_that_can_not_serve_now_is_unavailable_and_works_again_afterwar
     # A connection made before a password was set stays let in.
     lanes = own_redis.lanes()
 
-    with pytest.raises(CoordinationUnavailable, match=trouble if trouble != "NOAUTH" else "NOAUTH|unauthenticated"):
+    with pytest.raises(CoordinationUnavailable, match=trouble if trouble != "NOAUTH" else "redis_url: Redis refuses"):
         lanes.push([LaneEntry("id", 0, 5)])
     cure()
 
@@ -158,9 +158,13 @@ def test_a_full_server_still_hands_out_what_it_holds(own_redis: RedisTarget) -> 
         ("MASTERDOWN Link with MASTER is down", CoordinationUnavailable),
         ("CLUSTERDOWN The cluster is down", CoordinationUnavailable),
         ("MOVED 3999 127.0.0.1:6381", CoordinationUnavailable),
-        ("NOPERM this user has no permissions to run the 'evalsha' command", CoordinationUnavailable),
+        ("NOPERM this user has no permissions to run the 'evalsha' command", CoordinationDenied),
+        ("NOAUTH Authentication required.", CoordinationDenied),
+        ("ERR Protocol error: unauthenticated multibulk length", CoordinationDenied),
+        ("NOPERM ACL failure in script: No permissions to access a channel script: 14cf", CoordinationDenied),
+        ("ERR The user executing the script can't publish to the channel mentioned in the command", CoordinationDenied),
         ("ERR max number of clients reached", CoordinationUnavailable),
-        ("WRONGPASS invalid username-password pair", CoordinationUnavailable),
+        ("WRONGPASS invalid username-password pair", CoordinationDenied),
         # Redis 6.2 wraps what failed inside a script.
         (
             "ERR Error running script (call to f_12ab): @user_script:3: @user_script: 3: "
@@ -184,7 +188,8 @@ def test_the_first_word_of_an_error_decides_what_it_is(text: str, kind: type[Ker
     found = kernel_error("lane_pop", error)
 
     assert type(found) is kind
-    assert str(found).startswith("lane_pop: ")
+    assert str(found).startswith("redis_url: " if kind is CoordinationDenied else "lane_pop: ")
+    assert "lane_pop: " in str(found)
     assert len(str(found)) < 300
 
 

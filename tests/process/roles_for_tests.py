@@ -27,9 +27,8 @@ _FOREVER_S = 3600
 
 
 def write_down(link: ChildLink, event: str, **facts: Any) -> None:
-    line = json.dumps(
-        {"event": event, "role": link.role, "slot": link.slot, "pid": os.getpid(), "worker_id": link.worker_id, **facts}
-    )
+    place = {"role": link.role, "slot": link.slot, "pid": os.getpid(), "worker_id": link.worker_id}
+    line = json.dumps({"event": event, "at_s": time.monotonic(), **place, **facts})
     fd = os.open(link.data_dir / "heard.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.write(fd, line.encode() + b"\n")
@@ -198,7 +197,7 @@ def blocked_worker(link: ChildLink) -> int:
 
 def parent_worker(link: ChildLink) -> int:
     """Has a child of its own, in its process group, which nobody else ends."""
-    child = subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({_FOREVER_S})"])
+    child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
     write_down(link, "has_child", child=child.pid)
     return obey(link)
 
@@ -236,8 +235,11 @@ def _is_ignored(number: int) -> bool:
 
 
 def logging_worker(link: ChildLink) -> int:
-    """Logs 1,000 lines as fast as it can, then is ready."""
+    """Logs 1,000 lines in bursts of 20, then is ready: a reader on a busy machine keeps up, and no line may be lost."""
+    pause = threading.Event()
     for number in range(1000):
+        if number % 20 == 0:
+            pause.wait(0.02)
         log.warning("line %d of %s", number, "x" * (number % 200), extra={"event": "test.line", "number": number})
     return obey(link)
 

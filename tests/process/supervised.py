@@ -18,6 +18,8 @@ from supervisor.roles import Companion, Roles
 from tests.support.wait import wait_until
 
 STUBS = "tests.process.roles_for_tests"
+LIMIT_S = 60.0
+"""How long a test waits for what must happen at all."""
 NO_REDIS = "redis://127.0.0.1:1/0"
 """Most tests need no Redis: with this address none is embedded, and nobody connects."""
 
@@ -78,10 +80,10 @@ class Supervised:
         assert pid is not None, f"{name} is not running"
         return psutil.Process(pid)
 
-    def wait_replaced(self, name: str, old: psutil.Process, timeout: float = 10.0) -> None:
+    def wait_replaced(self, name: str, old: psutil.Process, timeout: float = LIMIT_S) -> None:
         wait_until(lambda: self.child(name)["pid"] not in (None, old.pid), f"a successor of {name}", timeout)
 
-    def wait_running(self, timeout: float = 10.0) -> dict[str, Any]:
+    def wait_running(self, timeout: float = LIMIT_S) -> dict[str, Any]:
         status = wait_until(self._running, "everything runs", timeout)
         assert status is not None
         return status
@@ -119,7 +121,7 @@ class Supervised:
 
     # --- the end ----------------------------------------------------------------------------------
 
-    def wait_end(self, timeout: float = 10.0) -> int:
+    def wait_end(self, timeout: float = LIMIT_S) -> int:
         return self.process.wait(timeout)
 
     def destroy(self) -> None:
@@ -131,8 +133,8 @@ class Supervised:
                 process.kill()
             except psutil.NoSuchProcess:
                 continue
-        self.process.wait(10)
-        wait_until(lambda: all_gone([*self._seen]), "the tree is gone", timeout=10)
+        self.process.wait(LIMIT_S)
+        wait_until(lambda: all_gone([*self._seen]), "the tree is gone")
 
 
 def all_gone(processes: list[psutil.Process]) -> bool:

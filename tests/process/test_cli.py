@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -25,7 +25,7 @@ def command(*arguments: str, **more) -> subprocess.CompletedProcess[str]:
         [COMMAND, *arguments],
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
         env=environ | more.pop("environ", {}),
         **more,
     )
@@ -52,18 +52,20 @@ def test_help_lists_the_commands_and_the_options_of_start() -> None:
 
 
 def test_help_is_fast_and_loads_no_driver(tmp_path) -> None:
-    """Measured in the best of five, as the time that the command adds to a bare interpreter."""
+    """Measured in the best of five, in CPU time, by that of a bare interpreter on the same machine; one driver costs
+    ten times that."""
 
     def best(arguments: list[str]) -> float:
         times = []
         for _ in range(5):
-            began = time.perf_counter()
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
             subprocess.run(arguments, stdout=subprocess.DEVNULL, check=True)
-            times.append(time.perf_counter() - began)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         return min(times)
 
     bare = best([sys.executable, "-c", "pass"])
-    assert best([sys.executable, "-m", "supervisor", "--help"]) - bare < 0.15
+    assert best([sys.executable, "-m", "supervisor", "--help"]) < 9 * bare
 
     loaded = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "supervisor", "--help"], capture_output=True, text=True

@@ -229,7 +229,7 @@ def test_a_text_line_can_not_be_forged_nor_steer_a_terminal() -> None:
 def record_socket():
     reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with reader, writer:
-        reader.settimeout(5)
+        reader.settimeout(60)
         yield reader, RecordSocket(writer)
 
 
@@ -271,7 +271,7 @@ def test_a_reader_that_does_not_read_costs_half_a_second_once(record_socket) -> 
     for _ in range(2_000):
         sender.put_nowait(made)
 
-    assert time.monotonic() - began < 1.5
+    assert time.monotonic() - began < 30, "once and not for each of the 2,000"
     assert sender.dropped > 1_000
 
 

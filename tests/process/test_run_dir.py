@@ -39,7 +39,7 @@ def test_a_second_start_in_the_same_folder_is_one_line_and_exit_2(supervise, dat
 @pytest.mark.parametrize("content", ["unrelated", "rubbish", "a folder's link", "older version"])
 def test_what_a_killed_supervisor_left_does_not_matter_and_nobody_is_signalled(supervise, data_dir, content) -> None:
     bystander = subprocess.Popen(
-        [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"], stdout=-1
+        [sys.executable, "-c", "import signal; print('up', flush=True); signal.pause()"], stdout=-1
     )
     try:
         assert bystander.stdout is not None

@@ -25,8 +25,11 @@ def test_a_signal_drains_all_in_parallel_and_the_exit_status_is_0(supervise, num
     tree.process.send_signal(number)
 
     assert tree.wait_end() == 0
-    assert 0.6 <= time.monotonic() - began < 1.6  # three drains of 0.6 s, side by side
-    assert len(tree.heard("drained")) == 3
+    assert time.monotonic() - began >= 0.6
+    ordered = [fact["at_s"] for fact in tree.heard("drain") if fact["role"] == "worker"]
+    drained = [fact["at_s"] for fact in tree.heard("drained")]
+    assert (len(ordered), len(drained)) == (3, 3)
+    assert max(ordered) < min(drained), "three drains of 0.6 s, side by side"
     assert tree.heard("hasten") == []
     assert all_gone(family)
 
@@ -54,7 +57,7 @@ def test_a_child_past_the_grace_time_is_killed_and_the_exit_status_is_1(supervis
     tree.process.send_signal(signal.SIGTERM)
 
     assert tree.wait_end() == 1
-    assert 1.0 <= time.monotonic() - began < 2.5
+    assert time.monotonic() - began >= 1.0
     assert [line["x"]["child"] for line in tree.log("child.killed")] == ["worker-0"]
     (end,) = [line["x"] for line in tree.log("child.exited") if line["x"]["child"] == "worker-0"]
     assert end["cause"] == "ordered"
@@ -73,7 +76,7 @@ def test_a_second_signal_hastens(supervise) -> None:
     tree.process.send_signal(signal.SIGTERM)
 
     assert tree.wait_end() == 1
-    assert time.monotonic() - began <= 2.0
+    assert time.monotonic() - began < 30, "the grace time, 60 s, was not waited for"
     assert len(tree.heard("hasten")) == 2
 
 
@@ -81,13 +84,12 @@ def test_a_third_signal_kills(supervise) -> None:
     tree = supervise(program(worker="stubborn_worker"), drain_s=60.0)
     tree.wait_running()
     for order in (1, 2, 3):
-        began = time.monotonic()
         tree.process.send_signal(signal.SIGTERM)
         if order < 3:
             wait_until(lambda order=order: len(tree.log("drain.begin")) == order, "the order is taken")
 
-    assert tree.wait_end() == 1
-    assert time.monotonic() - began < 1.0
+    assert tree.wait_end(30) == 1, "the grace time, 60 s, was not waited for"
+    assert [line["msg"] for line in tree.log("drain.begin")] == ["drain", "hasten", "kill"]
 
 
 def test_a_signal_to_the_whole_process_group_is_one_order_to_drain(supervise) -> None:

@@ -17,9 +17,10 @@ from kernel.client import Client
 from kernel.clock import Clock, ManualClock, SystemClock
 from kernel.config import Config
 from kernel.definition import Definition
+from kernel.engine.dispatcher import DispatcherLoop
 from kernel.engine.settings import Settings
 from kernel.engine.takeover import Worker
-from kernel.engine.worker import DispatcherLoop, WorkerLoop
+from kernel.engine.worker import WorkerLoop
 from kernel.errors import KernelError
 from kernel.ids import IdSource, SeededIds
 from kernel.observe.events import EVENTS

@@ -8,9 +8,9 @@ from typing import Any, Literal, NamedTuple
 
 from kernel.errors import OutcomeUnknown, StoreUnavailable
 from kernel.records import Document
-from kernel.store.conditional import Answer, Applied, Insert, InsertAnswer, Transition
+from kernel.store.conditional import Answer, Applied, Insert, InsertAnswer, Remove, RemoveAnswer, Transition
 from kernel.store.protocol import Query, Store
-from kernel.store.tables import INSTANCES
+from kernel.store.tables import INSTANCES, SIGNALS
 from tests.support.engine_runner import Killed
 
 Fault = Literal["lose_request", "lose_reply", "undecidable", "unavailable", "kill_before", "kill_after"]
@@ -34,14 +34,14 @@ class Write(NamedTuple):
 
 
 class FaultyStore:
-    """`inner` as seen by one process. Only writes of instances are numbered, and renewals are not: they and the signs
-    of life of Definitions come when time passes, not when work does."""
+    """`inner` as seen by one process. Only writes of instances and signals are numbered, and renewals are not: they and
+    the signs of life of Definitions come when time passes, not when work does."""
 
     def __init__(self, inner: Store) -> None:
         self.inner = inner
         self.writes: list[Write] = []
         self.others: list[str] = []
-        """Names of the writes to other tables than the instances."""
+        """Names of the writes to other tables than these two."""
         self.scans: list[Query] = []
         self.dead = False
         self.down: Callable[[], bool] = lambda: False
@@ -72,7 +72,7 @@ class FaultyStore:
 
     def insert_all(self, inserts: Sequence[Insert]) -> list[InsertAnswer]:
         names = tuple(insert.name for insert in inserts)
-        answers: list[InsertAnswer] = self._write(names, INSTANCES, lambda: self.inner.insert_all(inserts))
+        answers: list[InsertAnswer] = self._write(names, _table(inserts), lambda: self.inner.insert_all(inserts))
         return answers
 
     def apply(self, transition: Transition) -> Answer:
@@ -82,8 +82,16 @@ class FaultyStore:
 
     def apply_all(self, transitions: Sequence[Transition]) -> list[Answer]:
         names = tuple(transition.name for transition in transitions)
-        answers: list[Answer] = self._write(names, INSTANCES, lambda: self.inner.apply_all(transitions))
+        answers: list[Answer] = self._write(names, _table(transitions), lambda: self.inner.apply_all(transitions))
         self._note_missed(transitions, answers)
+        return answers
+
+    def remove(self, remove: Remove) -> RemoveAnswer:
+        return self.remove_all([remove])[0]
+
+    def remove_all(self, removes: Sequence[Remove]) -> list[RemoveAnswer]:
+        names = tuple(remove.name for remove in removes)
+        answers: list[RemoveAnswer] = self._write(names, _table(removes), lambda: self.inner.remove_all(removes))
         return answers
 
     def get(self, table: str, key: str) -> Document | None:
@@ -126,7 +134,7 @@ class FaultyStore:
 
     def _write(self, names: tuple[str, ...], table: str, do: Callable[[], Any]) -> Any:
         self._check_up()
-        if table != INSTANCES:
+        if table not in (INSTANCES, SIGNALS):
             self.others.append(names[0])
             return do()
         if set(names) == {"renew"}:
@@ -179,3 +187,7 @@ class FaultyStore:
     def _note_missed(self, transitions: Sequence[Transition], answers: Sequence[Answer]) -> None:
         pairs = zip(transitions, answers, strict=True)
         self.missed.extend(transition.name for transition, answer in pairs if not isinstance(answer, Applied))
+
+
+def _table(writes: Sequence[Insert | Transition | Remove]) -> str:
+    return writes[0].table if writes else INSTANCES

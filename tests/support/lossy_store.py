@@ -7,7 +7,7 @@ from typing import Any
 
 from kernel.errors import OutcomeUnknown
 from kernel.records import Document
-from kernel.store.conditional import Answer, Insert, InsertAnswer, Transition
+from kernel.store.conditional import Answer, Insert, InsertAnswer, Remove, RemoveAnswer, Transition
 from kernel.store.protocol import Query, Store
 
 
@@ -17,7 +17,7 @@ class LossyStore:
     def __init__(self, inner: Store) -> None:
         self.inner = inner
         self._lost: list[str] = []
-        self.sent: list[Transition | Insert] = []
+        self.sent: list[Transition | Insert | Remove] = []
 
     def lose_reply(self) -> None:
         self._lost.append("reply")
@@ -39,7 +39,14 @@ class LossyStore:
     def insert_all(self, inserts: Sequence[Insert]) -> list[InsertAnswer]:
         return [self.insert(insert) for insert in inserts]
 
-    def _before(self, write: Transition | Insert) -> None:
+    def remove(self, remove: Remove) -> RemoveAnswer:
+        self._before(remove)
+        return self._after(self.inner.remove(remove))
+
+    def remove_all(self, removes: Sequence[Remove]) -> list[RemoveAnswer]:
+        return [self.remove(remove) for remove in removes]
+
+    def _before(self, write: Transition | Insert | Remove) -> None:
         self.sent.append(write)
         if self._lost[:1] == ["request"]:
             self._lost.pop(0)

@@ -25,6 +25,7 @@ _OPTIONS = {
     "findAndModify": {"findAndModify", "query", "update", "new", "fields", "upsert", "writeConcern"},
     "find": {"find", "filter", "projection", "sort", "limit", "batchSize", "singleBatch", "readConcern"},
     "insert": {"insert", "documents", "ordered", "writeConcern"},
+    "delete": {"delete", "deletes", "ordered", "writeConcern"},
     "createIndexes": {"createIndexes", "indexes", "writeConcern"},
     "listIndexes": {"listIndexes", "cursor"},
     "hello": {"hello"},
@@ -32,7 +33,7 @@ _OPTIONS = {
     "saslStart": set[str](),
     "saslContinue": set[str](),
 }
-_WRITES = {"findAndModify", "insert", "createIndexes"}
+_WRITES = {"findAndModify", "insert", "delete", "createIndexes"}
 _PROMISED = {"w": "majority", "j": True}
 _INDEX_OPTIONS = {"key", "name", "unique", "partialFilterExpression"}
 
@@ -91,6 +92,9 @@ def refusals(name: str, command: Mapping[str, Any], indexes: Mapping[str, tuple[
     own = indexes.get(str(command[name]), ())
     if name == "findAndModify":
         yield from _find_and_modify(command, own)
+    elif name == "delete":
+        for removal in command["deletes"]:
+            yield from _delete(removal, own)
     elif name == "find":
         yield from _filter(command["filter"])
         # A page is a proposal and has an order; a row that is read alone decides something.
@@ -107,10 +111,21 @@ def _find_and_modify(command: Mapping[str, Any], own: tuple[Index, ...]) -> Iter
     yield from _filter(query)
     if command.get("upsert"):
         yield "findAndModify: upsert" + (" with $expr" if "$expr" in query else "")
-    keys = [index.columns[0] for index in own if index.unique and len(index.columns) == 1]
-    if not any(isinstance(query.get(key), Mapping) and isinstance(query[key].get("$eq"), str) for key in keys):
+    if not _names_one_row(query, own):
         yield f"findAndModify: the filter does not name one row: {dict(query)!r}"
     yield from _pipeline(update) if isinstance(update, list) else _operators(update)
+
+
+def _delete(removal: Mapping[str, Any], own: tuple[Index, ...]) -> Iterator[str]:
+    yield from (f"delete: option {option}" for option in removal.keys() - {"q", "limit"})
+    yield from _filter(removal["q"])
+    if removal["limit"] != 1 or not _names_one_row(removal["q"], own):
+        yield f"delete: the filter does not name one row: {dict(removal['q'])!r}"
+
+
+def _names_one_row(query: Mapping[str, Any], own: tuple[Index, ...]) -> bool:
+    keys = [index.columns[0] for index in own if index.unique and len(index.columns) == 1]
+    return any(isinstance(query.get(key), Mapping) and isinstance(query[key].get("$eq"), str) for key in keys)
 
 
 def _filter(wanted: Mapping[str, Any]) -> Iterator[str]:

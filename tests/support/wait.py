@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def wait_until(condition: Callable[[], T], what: str, timeout: float = 20.0, every: float = 0.02) -> T:
+def wait_until(condition: Callable[[], T], what: str, timeout: float = 60.0, every: float = 0.02) -> T:
     """Return the first truthy value of `condition`; fail with `what` after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while True:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ast
+import os
 import threading
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kernel.client import Client, lane_of
 from kernel.clock import ManualClock
+from kernel.closing import Closing
+from kernel.config import Config
 from kernel.definition import plan
 from kernel.errors import (
     CheckpointError,
@@ -19,17 +23,19 @@ from kernel.errors import (
     InvalidPriority,
     Parked,
     ResultTimeout,
+    StoreUnavailable,
     UnknownWorkflow,
     WorkflowFailed,
     WorkflowWasCanceled,
 )
 from kernel.ids import SeededIds
-from kernel.runtime import NoQueue
+from kernel.runtime import NoQueue, open_client
 from kernel.store.conditional import Clear, Put, Transition
 from kernel.store.memory import MemoryStore
 from kernel.store.tables import INSTANCES
 from tests.support.engine_queue import MemoryQueue, QueueView
 from tests.support.engine_runner import SteppedRunner
+from tests.support.redis_servers import RedisServer
 from tests.support.requirements_index import CHECKOUT
 
 
@@ -166,3 +172,38 @@ def test_a_biz_key_that_belongs_to_another_type_is_refused_and_nothing_is_change
         client.start_or_resume(plan("second", ["a"]), biz_key="k", priority=0)
 
     assert store.get("workflow_instances", first.workflow_id) == before
+
+
+# --- the end -----------------------------------------------------------------------------------------------
+
+
+def test_a_client_closes_its_store_and_its_connection_once(tmp_path: Path) -> None:
+    """Also after an error in the block, and when it is closed again; nothing stays open that it opened."""
+    redis = RedisServer("valkey")
+    try:
+        before = set(os.listdir("/proc/self/fd"))
+        with pytest.raises(ZeroDivisionError), open_client(Config(), tmp_path, f"unix://{redis.socket}") as client:
+            client.start_or_resume(plan("job", ["a"]), biz_key="key-1")
+            assert len(os.listdir("/proc/self/fd")) > len(before)
+            raise ZeroDivisionError
+        client.close()
+    finally:
+        redis.close()
+
+    assert set(os.listdir("/proc/self/fd")) <= before
+    with pytest.raises(StoreUnavailable):
+        client.start_or_resume(plan("job", ["a"]), biz_key="key-2")
+
+
+def test_what_can_not_be_closed_does_not_keep_the_rest_open() -> None:
+    closed: list[str] = []
+
+    def fails() -> None:
+        raise OSError("no")
+
+    closing = Closing([lambda: closed.append("first"), fails, lambda: closed.append("last")])
+    with pytest.raises(OSError, match="no"):
+        closing.close()
+    closing.close()
+
+    assert closed == ["last", "first"]

@@ -21,6 +21,7 @@ from kernel.store.conditional import (
     Put,
     PutNow,
     PutNowPlus,
+    Remove,
     Transition,
 )
 
@@ -93,3 +94,24 @@ def test_a_status_outside_the_closed_set_is_never_written(build: Callable[[], ob
 )
 def test_what_every_store_can_run_is_made(words: tuple[Any, ...]) -> None:
     assert made(*words, commit_id="c").name == "test"
+
+
+@pytest.mark.parametrize(
+    "guard",
+    [
+        Equals("status", None),
+        Equals("a.b.c.d", 1),
+        AtMost("match_time", "soon"),
+        Put("status", "x"),
+        Equals("$where", 1),
+    ],  # type: ignore[arg-type]
+)
+def test_a_removal_with_a_word_that_is_no_guard_is_refused_when_it_is_made(guard: Any) -> None:
+    with pytest.raises(InvalidTransition):
+        Remove("forget", "workflow_signals", "s1", (guard,))
+
+
+@pytest.mark.req("id-biz-key")
+def test_an_instance_is_never_removed() -> None:
+    with pytest.raises(InvalidTransition, match="one biz_key is one instance for ever"):
+        Remove("forget", "workflow_instances", "wf-1", (Equals("status", "completed"),))

@@ -96,6 +96,23 @@ def test_a_value_out_of_range_is_refused_in_one_line_that_names_it(name: str, ra
 @pytest.mark.parametrize(
     ("values", "words"),
     [
+        ({"dispatch_batch": 301}, "dispatch_batch: at most dispatch_round"),
+        ({"dispatch_batch": 501, "dispatch_round": 900}, "dispatch_batch"),
+        ({"dispatch_slots": 0}, "dispatch_slots"),
+        ({"dispatch_lease_s": 0.0}, "dispatch_lease_s"),
+        ({"dispatch_delay_s": 301.0}, "dispatch_delay_s: at most dispatch_delay_max_s"),
+    ],
+)
+@pytest.mark.req("dsp-limits")
+def test_limits_of_a_dispatcher_that_contradict_each_other_are_refused(values: dict[str, float], words: str) -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        loaded(values)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
         ({"lease_s": 30.0, "renew_s": 11.0}, "renew_s: 11 s is more than a third of lease_s (30 s)"),
         ({"lease_s": 3.0, "renew_s": 3.0}, "renew_s"),
         ({"lease_s": 30.0, "fence_margin_s": 30.0}, "fence_margin_s"),

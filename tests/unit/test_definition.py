@@ -236,3 +236,17 @@ def test_a_companion_without_name_or_role_is_refused(name: str, role: str) -> No
 def test_a_limit_of_a_resource_that_has_no_name_is_refused() -> None:
     with pytest.raises(InvalidName, match="limits"):
         App(limits={"Speech!": Limit()})
+
+
+@pytest.mark.req("fpr-plan-definition-match")
+def test_a_publishers_plan_that_is_another_version_is_refused_where_both_are_known() -> None:
+    made = definition(a(), Step("b", nothing))
+
+    assert App(definitions=[made], plans=[plan("job", ["a", "b"]), plan("other", ["x"]), made.plan]).definitions
+    with pytest.raises(InvalidDefinition) as refused:
+        App(definitions=[made], plans=[plan("job", ["a", ("b", [])])])
+
+    text = str(refused.value)
+    assert text.startswith("the Plan of 'job' has the fingerprint ")
+    assert made.plan.fingerprint in text and plan("job", ["a", ("b", [])]).fingerprint in text
+    assert "[('a',), ('b',)] are not [('a',), ('b', 'a')]" in text

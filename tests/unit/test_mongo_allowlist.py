@@ -110,3 +110,18 @@ def test_other_commands_and_options_are_refused() -> None:
         "createIndexes: option sparse",
         "createIndexes: partial filter a: {'$gt': 1}",
     ]
+
+
+def test_a_removal_names_one_row_and_takes_one() -> None:
+    def remove(wanted: dict[str, Any], **changes: Any) -> list[str]:
+        command = {"delete": "workflow_signals", "deletes": [{"q": wanted, "limit": 1} | changes], "ordered": True}
+        return found("delete", command | {"writeConcern": PROMISED})
+
+    one = {"signal_id": {"$eq": "s"}, "match_time": {"$lte": 5, "$not": {"$type": "array"}}}
+    assert remove(one) == []
+    assert remove({"match_time": {"$lte": 5}}) == [
+        "delete: the filter does not name one row: {'match_time': {'$lte': 5}}"
+    ]
+    assert any("does not name one row" in line for line in remove(one, limit=0))
+    assert remove(one, collation={}) == ["delete: option collation"]
+    assert remove(one | {"status": {"$ne": "x"}}) == ["filter: operator $ne on status"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -219,3 +220,32 @@ def test_without_the_list_the_report_counts_the_keys_that_tests_name(tmp_path: P
     lines = report({"odd": ["c"]}, read_requirements(tmp_path / "absent.md"))
 
     assert lines[-1].startswith("1 requirement keys have a test")
+
+
+SIGNALLED = """
+import signal, subprocess, sys
+import pytest
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
+def test_a_program_is_ended(number):
+    signal.raise_signal(number)  # ignored here, as whoever started pytest wanted it
+    wait = "print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", wait], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
+        assert program.stdout.readline() == b"\\n"
+        program.send_signal(number)
+        assert program.wait(60) == -number
+"""
+
+
+def test_a_run_with_ignored_signals_starts_programs_that_they_end(tmp_path: Path) -> None:
+    """As under `nohup` and as with `&` in a script."""
+    before = {
+        number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        found = run(tmp_path, "dispositions", SIGNALLED)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    assert found.returncode == 0, found.stdout

@@ -21,6 +21,8 @@ VOCABULARY = (
     "kernel.ids.*",
     "kernel.candidates.*",
     "kernel.records.*",
+    "kernel.signals.*",
+    "kernel.dispatch.*",
     "kernel.states.*",
     "kernel.transitions.*",
     "kernel.definition.*",

@@ -1,0 +1,212 @@
+"""Permits: the right to call a downstream resource, counted for all processes together (requirement group 18).
+
+A place belongs to an owner: workflow_id, step and claim_token, so that a new claim is a new owner. It has a lease and
+is renewed while the call runs. The limits come in with every call, as the caller knows them (kernel.limits): Redis
+keeps places and starts, the durable store keeps what is allowed.
+
+Every method raises CoordinationUnavailable when Redis does not answer, and then nobody may assume a place: the step
+is deferred (prm-fail-closed). CoordinationRejected says that a key holds what no kernel wrote. A resource without any
+limit needs no Redis and is granted at once (prm-fail-closed-unlimited).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal, TypeVar, cast
+
+import msgspec
+
+from kernel.config import Limit
+from kernel.coordination.keys import LANES, Keys
+from kernel.coordination.permit_words import (
+    REQUESTS,
+    Grant,
+    Granted,
+    Holder,
+    Owner,
+    Permit,
+    PermitStats,
+    Reason,
+    Refused,
+    Released,
+    Renewal,
+)
+from kernel.coordination.scripts import BoundScript, ScriptRunner
+from kernel.errors import CoordinationRejected
+from kernel.errors import Refused as BadArgument
+from lua import get
+
+OWNERS_MAX = 100
+"""Owners that one release frees; a renewal takes five times as many."""
+RENEWALS_MAX = 500
+HANDED_MAX = 16
+"""Hand-overs of one call: then the next call goes on."""
+HOLDERS_SHOWN = 100
+_BOUND_MAX = 4096
+
+_RECORD = "\x1e"
+_KINDS: dict[int, Grant] = {1: "new", 2: "renewed", 3: "handed", 4: "unlimited"}
+_OUTCOMES: dict[str, Literal["lost", "renewed", "restored"]] = {"0": "lost", "1": "renewed", "2": "restored"}
+_UNLIMITED = Limit()
+_T = TypeVar("_T")
+
+
+class Permits:
+    """The places of every resource of one namespace. Shared by all threads of the process that made its runner.
+
+    `lease_ms` is the lease of a place, `wait_ms` what somebody refused for concurrency waits at least; whoever waits
+    again and again may give a longer one with each call.
+    """
+
+    def __init__(self, runner: ScriptRunner, keys: Keys, *, lease_ms: int, wait_ms: int) -> None:
+        self._runner = runner
+        self._keys = keys
+        self._channel = keys.wakeup_channel
+        self.lease_ms = lease_ms
+        self._wait_ms = wait_ms
+        self._bound: dict[tuple[str, str], BoundScript] = {}
+
+    def acquire(
+        self, resource: str, owner: Owner, limit: Limit, *, lane: int, request: int = 0, wait_ms: int | None = None
+    ) -> Granted | Refused:
+        """Ask for one place (prm-atomic, prm-lua-steps). `lane` is the workflow's priority, 0 the most urgent.
+
+        `request` numbers the invocations of one claim, modulo 1024: the same request of the same owner only renews, so
+        that a call whose answer was lost may be repeated (prm-idempotent). Another request is another start.
+        """
+        if type(request) is not int or not 0 <= request < REQUESTS:
+            raise BadArgument(f"request: a whole number from 0 to {REQUESTS - 1}, not {request!r}")
+        bound = self._script("permit_acquire", resource)
+        if limit == _UNLIMITED:
+            return Granted("unlimited", Permit(resource, owner, request, 0))
+        words = _acquire_words(owner, limit, lane, request, self.lease_ms, wait_ms or self._wait_ms)
+        reply = self._runner.call(bound, *words, self._channel)
+        if type(reply) is int:
+            return Granted(_KINDS[reply % 8], Permit(resource, owner, request, reply // 8))
+        reason, ask_again_ms, place = reply
+        return Refused(cast(Reason, reason.decode()), ask_again_ms, place)
+
+    def renew(self, permits: Sequence[Permit]) -> list[Renewal]:
+        """Hold places for another lease, one call for each resource; the answers in the order given (prm-renew-script).
+
+        `restored` comes only after a wipe of Redis, and counts the call that runs once more; `lost` means that the
+        lease ran out meanwhile: the call goes on and is counted, but its place may be another's by now
+        (prm-lost-during-run, DECISIONS 9 and detail 12). Permits without a limit are simply renewed.
+        """
+        renewals = {id(permit): Renewal("renewed", permit) for permit in permits}
+        for resource in dict.fromkeys(permit.resource for permit in permits):
+            bound = self._script("permit_renew", resource)
+            recorded = [p for p in permits if p.resource == resource and p.epoch]
+            for batch in _batches(recorded, RENEWALS_MAX):
+                text = self._runner.call(bound, *_renew_words(self.lease_ms, batch)).decode()
+                digits, epoch = text[: len(batch)], text[len(batch) :]
+                for permit, digit in zip(batch, digits, strict=True):
+                    outcome = _OUTCOMES[digit]
+                    held = permit if outcome != "restored" else msgspec.structs.replace(permit, epoch=int(epoch))
+                    renewals[id(permit)] = Renewal(outcome, held)
+        return [renewals[id(permit)] for permit in permits]
+
+    def release(self, resource: str, owners: Sequence[Owner], limit: Limit) -> Released:
+        """Free the places of these owners, nobody else's, and hand them to those who wait (prm-release,
+        prm-release-owner-only). Also the way to free what dead claims held: name their owners."""
+        bound = self._script("permit_release", resource)
+        freed = handed = 0
+        for batch in _batches(owners, OWNERS_MAX) if owners else iter([owners]):
+            reply = self._runner.call(bound, *_release_words(batch, limit), self._channel)
+            freed, handed = freed + reply // 100, handed + reply % 100
+        return Released(freed, handed)
+
+    def sweep(self, resource: str, limit: Limit) -> int:
+        """Free places whose lease ran out and hand over every free place; how many were handed.
+
+        Nothing but the speed of the line depends on it: who waits asks again by itself (prm-wake-lost). It is called
+        at the scan rate, and after a limit was raised or a resource resumed.
+        """
+        total = 0
+        while True:
+            handed = self.release(resource, (), limit).handed
+            total += handed
+            if handed < HANDED_MAX:
+                return total
+
+    def deferred(self, resource: str, workflow_id: str, step: str, *, lane: int) -> bool:
+        """To be called when the deferral of a refused step is committed: if a place was handed to it in between, its
+        id is pushed once more, now that it can be claimed. True when that was so."""
+        bound = self._script("permit_deferred", resource)
+        pair = Owner(workflow_id, step, "-").pair
+        return bool(self._runner.call(bound, pair, _checked_lane(lane), self._channel))
+
+    def stats(
+        self, resource: str, *, pair: tuple[str, str] | None = None, holders_max: int = HOLDERS_SHOWN
+    ) -> PermitStats:
+        """One resource at one instant (prm-stats). `pair` is the workflow_id and step whose place in line is asked."""
+        bound = self._script("permit_stats", resource)
+        text = Owner(*pair, "-").pair if pair is not None else ""
+        reply = self._runner.call(bound, holders_max, text)
+        server_ms, epoch, held, starts, reserved, waiting, *lanes = reply[:10]
+        place, lane, handed = reply[10:13]
+        holders = [Holder(_owner(text), expiry) for text, expiry in zip(reply[13::2], reply[14::2], strict=True)]
+        return PermitStats(
+            resource=resource,
+            server_ms=server_ms,
+            epoch=epoch or None,
+            held=held,
+            starts_last_second=starts,
+            reserved=reserved,
+            waiting=waiting,
+            waiting_by_lane=tuple(lanes),
+            place=place or None,
+            place_lane=lane if lane >= 0 else None,
+            handed=bool(handed),
+            holders=holders,
+        )
+
+    def _script(self, name: str, resource: str) -> BoundScript:
+        found = self._bound.get((name, resource))
+        if found is None:
+            if len(self._bound) >= _BOUND_MAX:
+                # Tenants come and go: what is bound again costs some microseconds.
+                self._bound.clear()
+            script = get(name)
+            found = BoundScript(script, self._keys.of(script, resource=resource))
+            self._bound[name, resource] = found
+        return found
+
+
+# The functions below build ARGV as the contracts in lua/v1 say.
+
+
+def _limit_text(limit: Limit) -> str:
+    return f"{limit.max_concurrency} {limit.max_starts_per_second} {'1' if limit.paused else '0'}"
+
+
+def _acquire_words(owner: Owner, limit: Limit, lane: int, request: int, lease_ms: int, wait_ms: int) -> tuple[str, str]:
+    return owner.text, f"{request} {_checked_lane(lane)} {_limit_text(limit)} {lease_ms} {wait_ms}"
+
+
+def _renew_words(lease_ms: int, permits: Sequence[Permit]) -> tuple[str | int, ...]:
+    words = (f"{p.owner.text}{_RECORD}{p.request}{_RECORD}{p.epoch}{_RECORD}" for p in permits)
+    return lease_ms, "".join(words)
+
+
+def _release_words(owners: Sequence[Owner], limit: Limit) -> tuple[str, str]:
+    return _RECORD.join([owner.text for owner in owners]), _limit_text(limit)
+
+
+def _checked_lane(lane: int) -> int:
+    if type(lane) is not int or not 0 <= lane < LANES:
+        raise BadArgument(f"lane: 0, 1, 2 or 3, not {lane!r}")
+    return lane
+
+
+def _batches(items: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def _owner(text: bytes) -> Owner:
+    """The owner of a member of the holders; CoordinationRejected for one that no kernel wrote."""
+    parts = text.decode(errors="backslashreplace").split("\x1f")
+    if len(parts) != 3:
+        raise CoordinationRejected(f"permit_stats: a holder that is no owner: {parts!r}")
+    return Owner(*parts)

@@ -1,0 +1,139 @@
+"""`kernel-supervisor dispatch …`: accepted work that is not registered yet, read from the business objects themselves.
+
+Exit status: 0 done, 1 failed, 2 usage, 69 the store can not be reached.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import click
+import msgspec
+
+from kernel.app import App, PortsRequest
+from kernel.clock import SystemClock
+from kernel.config import Config, load
+from kernel.dispatch import DispatchSource, DueIntent
+from kernel.errors import CorruptRecord, Refused, StoreUnavailable, UnknownVersion
+from kernel.runtime import OBJECTS_FILE, load_app, open_objects, open_sources
+from supervisor.ops_shell import clock_text, shell_command, visible
+
+PAGE = 200
+ERROR_SHOWN = 200
+
+
+class Pending(msgspec.Struct, frozen=True):
+    """One open intent as an operator sees it. `status` is `unreadable` for one that this kernel can not decode; the
+    error then says why. Ages and times are by the source's clock."""
+
+    source: str
+    object_id: str
+    status: str
+    due_time: int
+    age_ms: int | None = None
+    fencing_token: str | None = None
+    type: str | None = None
+    biz_key: str | None = None
+    tries: int = 0
+    error: str | None = None
+
+
+@click.group()
+def dispatch() -> None:
+    """Accepted work on its way to a workflow."""
+
+
+@dispatch.command()
+@click.option("--limit", type=click.IntRange(1, 100_000), default=PAGE, help="At most that many (default 200).")
+@shell_command
+def pending(limit: int, data_dir: str | None, config_file: str | None, app: str | None, as_json: bool) -> None:
+    """Every intent that is not registered yet: its object, age, round, tries and last error; the next due first."""
+    config = load({"data_dir": data_dir, "app": app}, file=config_file).config
+    found: list[Pending] = []
+    more = False
+    for source in _sources(config, load_app(config.app)):
+        rows = _open_intents(source)
+        found += islice(rows, limit - len(found))
+        if len(found) == limit and next(rows, None) is not None:
+            more = True
+    if as_json:
+        answer = {"v": 1, "pending": [msgspec.to_builtins(row) for row in found], "more": more}
+        click.echo(json.dumps(answer, ensure_ascii=True))
+        return
+    for row in found:
+        click.echo(visible(_line(row)))
+    if more:
+        click.echo(f"… and more: only the first {limit} are shown (--limit)")
+    if not found:
+        click.echo("every accepted object is registered")
+
+
+def _sources(config: Config, app: App) -> list[DispatchSource]:
+    """What the dispatchers of this tree look after; no connection is made for what does not exist yet."""
+    folder = Path(config.data_dir).absolute()
+    if config.mongodb_uri is None and not folder.is_dir():
+        raise StoreUnavailable(f"there is no data folder {folder}")
+    clock = SystemClock()
+    embedded = config.mongodb_uri is None
+    declared = () if embedded and not (folder / OBJECTS_FILE).exists() else app.objects
+    objects = open_objects(config, folder, declared, clock, prepare=False)
+    return open_sources(app, PortsRequest(str(folder), {}, objects))
+
+
+def _open_intents(source: DispatchSource) -> Iterator[Pending]:
+    """All open intents of a source, page by page."""
+    after: tuple[int, str] | None = None
+    while page := source.due(after=after, limit=PAGE):
+        for due in page:
+            row = _read(source, due)
+            if row is not None:
+                yield row
+        after = (page[-1].due_time, page[-1].object_id)
+
+
+def _read(source: DispatchSource, due: DueIntent) -> Pending | None:
+    """None for an intent that has ended since the page was read."""
+    try:
+        intent = source.read(due.object_id)
+    except (UnknownVersion, CorruptRecord, Refused) as error:
+        return Pending(source.name, due.object_id, "unreadable", due.due_time, error=f"{error.code}: {error}")
+    if intent is None or intent.due_time is None:
+        return None
+    return Pending(
+        source.name,
+        due.object_id,
+        intent.status,
+        intent.due_time,
+        age_ms=max(0, source.now_ms() - intent.accepted_time),
+        fencing_token=intent.fencing_token,
+        type=intent.type,
+        biz_key=intent.biz_key,
+        tries=intent.tries,
+        error=intent.error,
+    )
+
+
+def _line(row: Pending) -> str:
+    age = "unknown" if row.age_ms is None else _span(row.age_ms)
+    told = f"{row.source}  {row.object_id}  {row.status}  age {age}  round {row.fencing_token or 'unknown'}"
+    told += f"  tries {row.tries}  due {_when(row.due_time)}"
+    return told if row.error is None else f"{told}  {row.error[:ERROR_SHOWN]}"
+
+
+def _when(time_ms: int) -> str:
+    """Also for a time that somebody has written by hand."""
+    try:
+        return clock_text(time_ms)
+    except (ValueError, OverflowError, OSError):
+        return f"{time_ms} ms"
+
+
+def _span(ms: int) -> str:
+    seconds = ms // 1000
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds // size} {unit}"
+    return f"{seconds} s"

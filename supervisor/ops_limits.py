@@ -1,0 +1,357 @@
+"""`kernel-supervisor limits …`: what resources allow, who holds them, who waits, and how to change it while it runs.
+
+Limits are facts of the durable store, so they are shown and set without Redis; then places and lines are unknown, and
+one line says so. Exit status: 0 done, 1 failed, 2 usage, 69 the store can not be reached.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from kernel.clock import SystemClock
+from kernel.config import Config, Limit, load
+from kernel.coordination.permit_words import WORKFLOW, PermitStats
+from kernel.coordination.permits import Permits
+from kernel.errors import CoordinationRejected, CoordinationUnavailable, KernelError, StoreUnavailable
+from kernel.ids import check_id, check_resource
+from kernel.limits import change_limit, in_force, kind_of, list_limits, read_limit
+from kernel.records import Instance, to_instance
+from kernel.runtime import embedded_redis_url, load_app, open_permits, open_store
+from kernel.store.protocol import Store
+from kernel.store.tables import INSTANCES
+from kernel.transitions.limits import LimitRecord
+from supervisor.ops_shell import clock_text, shell_command, visible
+
+HOLDERS_SHOWN = 20
+_REASONS = {
+    "paused": "the resource is paused",
+    "concurrency": "as many run as may",
+    "rate": "as many started within the last second as may",
+    "line": "others were there before",
+    "none": "the resource has no limit now: it goes on when it is asked again",
+    "handed": "a place is reserved for it: a worker takes it up now",
+}
+
+
+@click.group()
+def limits() -> None:
+    """What resources allow, who holds them, and who waits for them."""
+
+
+@limits.command("set")
+@click.argument("resource")
+@click.option("--max-concurrency", metavar="N", help="Calls at the same time, of all processes together; 0 = no limit.")
+@click.option("--starts-per-second", metavar="N", help="Calls that start within one second; 0 = no limit.")
+@shell_command
+def set_(resource: str, max_concurrency: str | None, starts_per_second: str | None, **common: Any) -> None:
+    """Change limits of RESOURCE; it binds everywhere within a second and interrupts no call."""
+    if max_concurrency is None and starts_per_second is None:
+        raise click.UsageError("say --max-concurrency, --starts-per-second or both")
+    at_once = None if max_concurrency is None else _number(max_concurrency, "--max-concurrency")
+    starts = None if starts_per_second is None else _number(starts_per_second, "--starts-per-second")
+    with _Desk(prepare=True, **common) as desk:
+        desk.change(resource, max_concurrency=at_once, max_starts_per_second=starts)
+
+
+@limits.command()
+@click.argument("resource")
+@shell_command
+def pause(resource: str, **common: Any) -> None:
+    """Start no new call of RESOURCE; those that run go on, and what waits keeps waiting without failing."""
+    with _Desk(prepare=True, **common) as desk:
+        desk.change(resource, paused=True)
+
+
+@limits.command()
+@click.argument("resource")
+@shell_command
+def resume(resource: str, **common: Any) -> None:
+    """Let RESOURCE go on under its limits."""
+    with _Desk(prepare=True, **common) as desk:
+        desk.change(resource, paused=False)
+
+
+@limits.command("list")
+@click.argument("resources", metavar="[RESOURCE]...", nargs=-1)
+@shell_command
+def list_(resources: tuple[str, ...], **common: Any) -> None:
+    """Each resource: declared and set limits, calls in flight, starts in the last second, who holds it, who waits."""
+    with _Desk(prepare=False, **common) as desk:
+        desk.print_rows([desk.row(resource) for resource in resources or desk.known()])
+
+
+@limits.command()
+@click.argument("workflow_id")
+@shell_command
+def explain(workflow_id: str, **common: Any) -> None:
+    """Why WORKFLOW_ID waits for a permit: which limit, who holds it and since when, its place in line."""
+    with _Desk(prepare=False, **common) as desk:
+        desk.explain(check_id(workflow_id, "workflow_id"))
+
+
+def _number(text: str, option: str) -> int:
+    """A limit as typed. Checked here, because `int` would take `1_0` and `+1` as well."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= 9):
+        raise click.UsageError(f"{option}: a whole number from 0 (off) to 1,000,000, not {visible(text)[:40]}")
+    return int(text)
+
+
+class _Desk:
+    """What one command works with: the store, and Redis as long as it answers."""
+
+    def __init__(
+        self, *, prepare: bool, data_dir: str | None, config_file: str | None, app: str | None, as_json: bool
+    ) -> None:
+        config = load({"data_dir": data_dir, "app": app}, file=config_file).config
+        self._as_json = as_json
+        self._settings = config.limits
+        # Without --app, what the running workers declared is read from the store: nothing of theirs is imported.
+        self._of_app = load_app(app).limits if app is not None else None
+        self._open = ExitStack()
+        self._store, self._permits = _opened(config, self._open, prepare=prepare)
+        self.silence: str | None = None if self._permits is not None else "no Redis is known here"
+
+    def __enter__(self) -> _Desk:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    # --- what holds ------------------------------------------------------------------------------------------
+
+    def known(self) -> list[str]:
+        """Every resource that somebody declared or set, by name."""
+        rows = {record.resource for record in list_limits(self._store)}
+        return sorted(rows | set(self._settings) | set(self._of_app or {}))
+
+    def limit(self, resource: str) -> tuple[Limit, Limit | None, LimitRecord | None]:
+        """(what holds, what is declared, what operators set) for one resource."""
+        kind = kind_of(resource)
+        own = read_limit(self._store, resource)
+        of_kind = own if kind == resource else read_limit(self._store, kind)
+        declared = self._declared(resource, own) or self._declared(kind, of_kind)
+        return in_force([own, of_kind], declared or Limit()), declared, own
+
+    def _declared(self, resource: str, record: LimitRecord | None) -> Limit | None:
+        if resource in self._settings:
+            return self._settings[resource]
+        if self._of_app is not None:
+            return self._of_app.get(resource)
+        return None if record is None else record.declared
+
+    def stats(
+        self, resource: str, pair: tuple[str, str] | None = None, holders_max: int = HOLDERS_SHOWN
+    ) -> PermitStats | None:
+        """The resource in Redis; None once Redis has not answered, and then it is not asked again."""
+        if self._permits is None or self.silence is not None:
+            return None
+        try:
+            return self._permits.stats(resource, pair=pair, holders_max=holders_max)
+        except (CoordinationUnavailable, CoordinationRejected) as error:
+            self.silence = str(error)
+            return None
+
+    # --- set, pause, resume ----------------------------------------------------------------------------------
+
+    def change(self, resource: str, **fields: Any) -> None:
+        change_limit(self._store, resource, **fields)
+        limit, _, _ = self.limit(resource)
+        handed = self._hand_over(resource, limit)
+        answer = {"v": 1, "resource": resource, **msgspec.to_builtins(limit), "handed": handed}
+        if self._as_json:
+            click.echo(json.dumps(answer, ensure_ascii=False))
+            return
+        click.echo(f"{visible(resource)}  {_limit_text(limit)}")
+        self.say_silence()
+
+    def _hand_over(self, resource: str, limit: Limit) -> int | None:
+        """Free places go to those who wait, now and not when the next call ends (prm-raise). None: nobody knows."""
+        if self._permits is None or self.silence is not None:
+            return None
+        try:
+            return self._permits.sweep(resource, limit)
+        except (CoordinationUnavailable, CoordinationRejected) as error:
+            self.silence = str(error)
+            return None
+
+    def say_silence(self) -> None:
+        if self.silence is not None:
+            click.echo(f"places and lines are unknown: {visible(self.silence)}", err=True)
+
+    # --- list ------------------------------------------------------------------------------------------------
+
+    def row(self, resource: str) -> dict[str, Any]:
+        check_resource(resource, "resource")
+        limit, declared, record = self.limit(resource)
+        stats = self.stats(resource)
+        stored = {} if record is None else msgspec.to_builtins(record)
+        fields = ("max_concurrency", "max_starts_per_second", "paused")
+        return {
+            "resource": resource,
+            **msgspec.to_builtins(limit),
+            "declared": None if declared is None else msgspec.to_builtins(declared),
+            "set": {field: stored[field] for field in fields if stored.get(field) is not None},
+            "in_flight": None if stats is None else stats.held,
+            "reserved": None if stats is None else stats.reserved,
+            "starts_last_second": None if stats is None else stats.starts_last_second,
+            "waiting": None if stats is None else stats.waiting,
+            "waiting_by_lane": None if stats is None else list(stats.waiting_by_lane),
+            "holders": None if stats is None else _holders(stats),
+        }
+
+    def print_rows(self, rows: list[dict[str, Any]]) -> None:
+        if self._as_json:
+            click.echo(json.dumps({"v": 1, "resources": rows, "redis": self.silence or "ok"}, ensure_ascii=False))
+            return
+        if not rows:
+            click.echo("no resource has a limit")
+        for row in rows:
+            click.echo(visible(_row_text(row)))
+            for holder in row["holders"] or ():
+                expiry = clock_text(holder["expiry_ms"])
+                click.echo(visible(f"    held by {holder['workflow_id']} {holder['step']}, lease until {expiry}"))
+        self.say_silence()
+
+    # --- explain ---------------------------------------------------------------------------------------------
+
+    def explain(self, workflow_id: str) -> None:
+        document = self._store.get(INSTANCES, workflow_id)
+        if document is None:
+            raise click.ClickException(f"workflow {visible(workflow_id)} does not exist")
+        instance = to_instance(document)
+        answer = self._explained(instance)
+        if self._as_json:
+            click.echo(json.dumps({"v": 1, **answer, "redis": self.silence or "ok"}, ensure_ascii=False))
+            return
+        for line in _explanation(instance, answer):
+            click.echo(visible(line))
+        self.say_silence()
+
+    def _explained(self, instance: Instance) -> dict[str, Any]:
+        wait = instance.permit_wait
+        answer: dict[str, Any] = {"workflow_id": instance.workflow_id, "status": instance.status, "waits": False}
+        if wait is None or instance.ended:
+            return answer
+        limit, _, _ = self.limit(wait.resource)
+        stats = self.stats(wait.resource, (instance.workflow_id, wait.step))
+        return {
+            **answer,
+            "waits": True,
+            "resource": wait.resource,
+            "step": wait.step,
+            "since_ms": wait.since_time,
+            "asks_again_ms": instance.claimable_time,
+            **msgspec.to_builtins(limit),
+            "reason": None if stats is None else _reason(limit, stats),
+            "place": None if stats is None else stats.place,
+            "lane": instance.business_priority,
+            "waiting": None if stats is None else stats.waiting,
+            "in_flight": None if stats is None else stats.held,
+            "holders": None if stats is None else [self._with_since(holder) for holder in _holders(stats)],
+        }
+
+    def _with_since(self, holder: dict[str, Any]) -> dict[str, Any]:
+        """The holder, and since when its call runs, as the durable store says; None when it is not the claim there."""
+        since = None
+        try:
+            document = self._store.get(INSTANCES, holder["workflow_id"])
+            instance = None if document is None else to_instance(document)
+        except StoreUnavailable:
+            raise
+        except KernelError:
+            instance = None
+        if instance is not None and instance.claim_token == holder["claim_token"]:
+            if holder["step"] == WORKFLOW:
+                since = instance.claim_time
+            else:
+                started = [step.started_time for step in instance.steps if step.name == holder["step"]]
+                since = started[0] if started else None
+        return {**holder, "since_ms": since}
+
+
+def _opened(config: Config, until: ExitStack, *, prepare: bool) -> tuple[Store, Permits | None]:
+    """Store and places, both closed when `until` ends."""
+    folder = Path(config.data_dir).absolute()
+    if config.mongodb_uri is None and not folder.is_dir():
+        raise StoreUnavailable(f"there is no data folder {folder}")
+    clock = SystemClock()
+    store = open_store(config, folder, clock, prepare=prepare)
+    until.callback(store.close)
+    opened = open_permits(config, config.redis_url or embedded_redis_url(folder), clock)
+    if opened is None:
+        return store, None
+    until.callback(opened[1].close)
+    return store, opened[0]
+
+
+def _holders(stats: PermitStats) -> list[dict[str, Any]]:
+    return [
+        {
+            "workflow_id": holder.owner.workflow_id,
+            "step": holder.owner.step,
+            "claim_token": holder.owner.claim_token,
+            "expiry_ms": holder.expiry_ms,
+        }
+        for holder in stats.holders
+    ]
+
+
+def _reason(limit: Limit, stats: PermitStats) -> str:
+    """Which limit holds it, in the order in which they are asked."""
+    if limit.paused:
+        return "paused"
+    if stats.handed:
+        return "handed"
+    if limit == Limit():
+        return "none"
+    if limit.max_concurrency and stats.held + stats.reserved >= limit.max_concurrency:
+        return "concurrency"
+    if limit.max_starts_per_second and stats.starts_last_second >= limit.max_starts_per_second:
+        return "rate"
+    return "line"
+
+
+def _limit_text(limit: Limit) -> str:
+    at_once = f"at most {limit.max_concurrency} at once" if limit.max_concurrency else "any number at once"
+    starts = f"{limit.max_starts_per_second} starts/s" if limit.max_starts_per_second else "any starts/s"
+    return f"{'PAUSED  ' if limit.paused else ''}{at_once}, {starts}"
+
+
+def _row_text(row: dict[str, Any]) -> str:
+    limit = Limit(row["max_concurrency"], row["max_starts_per_second"], row["paused"])
+    where = "set" if row["set"] else "declared" if row["declared"] is not None else "nobody declares it"
+    text = f"{row['resource']:<24} {_limit_text(limit)} ({where})"
+    if row["in_flight"] is None:
+        return text
+    lanes = " ".join(f"P{lane} {size}" for lane, size in enumerate(row["waiting_by_lane"]))
+    return (
+        f"{text}  in flight {row['in_flight']}, started in the last second {row['starts_last_second']}, "
+        f"waiting {row['waiting']} ({lanes})"
+    )
+
+
+def _explanation(instance: Instance, answer: dict[str, Any]) -> list[str]:
+    if not answer["waits"]:
+        return [f"{instance.workflow_id} is {instance.status} and waits for no permit"]
+    limit = Limit(answer["max_concurrency"], answer["max_starts_per_second"], answer["paused"])
+    since = clock_text(answer["since_ms"])
+    lines = [
+        f"{instance.workflow_id}  {answer['step']} waits for {answer['resource']} since {since}",
+        f"limit     {_limit_text(limit)}",
+    ]
+    if answer["reason"] is not None:
+        place = "not in line: it asks again by itself" if answer["place"] is None else f"place {answer['place']}"
+        lines.append(f"reason    {_REASONS[answer['reason']]}")
+        lines.append(f"line      {place} in lane P{answer['lane']}, {answer['waiting']} wait in all lanes")
+    if answer["asks_again_ms"] is not None:
+        lines.append(f"latest    asks again at {clock_text(answer['asks_again_ms'])}")
+    for holder in answer["holders"] or ():
+        since = "unknown" if holder["since_ms"] is None else clock_text(holder["since_ms"])
+        lines.append(f"held by   {holder['workflow_id']} {holder['step']} since {since}")
+    return lines

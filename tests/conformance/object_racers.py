@@ -1,0 +1,112 @@
+"""A program that races for business objects: `python -m tests.conformance.object_racers KIND PLACE DATABASE GUN`.
+
+It reads one race a line, gets ready, waits for the starting gun, and tells which of its racers won.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from kernel.clock import SystemClock
+from kernel.dispatch import Intent
+from kernel.store.protocol import Store
+from tests.conformance.articles import HOUR_MS, TABLES, Articles
+from tests.conformance.races import say
+from tests.support.stores import Address
+
+
+def opened(address: Address) -> Store:
+    """The user's tables at `address`, on the clock of this machine. The caller closes it."""
+    if address.kind == "sqlite":
+        from kernel.store.sqlite import SqliteStore
+
+        return SqliteStore(address.place, SystemClock(), durability="normal", tables=TABLES)
+    from kernel.store.mongo import MongoStore
+
+    return MongoStore(address.place, address.database, SystemClock(), timeout_ms=10_000, tables=TABLES)
+
+
+def _seen(articles: Articles, key: str) -> Intent:
+    found = articles.read(key)
+    assert found is not None
+    return found
+
+
+def _retry(articles: Articles, key: str) -> Callable[[str], bool]:
+    previous = _seen(articles, key).fencing_token
+    return lambda racer: articles.next(key, previous) is not None
+
+
+def _take(articles: Articles, key: str) -> Callable[[str], bool]:
+    seen = _seen(articles, key)
+    return lambda racer: articles.claim(key, seen, racer, HOUR_MS) is not None
+
+
+def _late(articles: Articles, key: str) -> Callable[[str], bool]:
+    """One racer opens the next round, the others write results of the old one."""
+    old = _seen(articles, key).fencing_token
+
+    def run(racer: str) -> bool:
+        if racer == "racer-0":
+            return articles.next(key, old) is not None
+        articles.update(key, old, {"result.text": f"late of {racer}"})
+        return False
+
+    return run
+
+
+RACES: Mapping[str, Callable[[Articles, str], Callable[[str], bool]]] = MappingProxyType(
+    {"retry": _retry, "take": _take, "late": _late}
+)
+
+
+def start_together(
+    articles: Articles,
+    race: str,
+    key: str,
+    racers: list[str],
+    wait: Callable[[], object],
+    when_ready: Callable[[], object] = lambda: None,
+) -> list[str]:
+    """Let `racers` run, each in its own thread, when `wait` returns; the names of those that won."""
+    won: list[str] = []
+    ready = threading.Semaphore(0)
+
+    def race_one(racer: str) -> None:
+        attempt = RACES[race](articles, key)
+        ready.release()
+        wait()
+        if attempt(racer):
+            won.append(racer)
+
+    threads = [threading.Thread(target=race_one, args=(racer,)) for racer in racers]
+    for thread in threads:
+        thread.start()
+    for _ in threads:
+        ready.acquire()
+    when_ready()
+    for thread in threads:
+        thread.join()
+    return won
+
+
+def main() -> None:
+    import json
+
+    kind, place, database, gun = sys.argv[1:]
+    store = opened(Address(kind, place, database))
+    articles = Articles(store)
+    articles.now_ms()
+    say("here")
+    for line in sys.stdin:
+        race, key, racers = json.loads(line)
+        say(start_together(articles, race, key, racers, lambda: os.read(int(gun), 1), lambda: say("ready")))
+    store.close()
+
+
+if __name__ == "__main__":
+    main()
