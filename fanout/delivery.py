@@ -151,7 +151,8 @@ def _kind(receipt: SignalReceipt) -> str:
         return "duplicates"
     if receipt.target == UNKNOWN:
         return "unknown"
-    return "ended" if receipt.target in TERMINAL else "told"
+    # A workflow that a sweep has woken by this very signal may have ended by now: it was told.
+    return "ended" if receipt.target in TERMINAL and not receipt.matched else "told"
 
 
 def _shown(subscriber: object) -> object:

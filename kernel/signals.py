@@ -43,9 +43,10 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SignalReceipt(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one delivery: stored now or `duplicate` of an earlier one, and whether this call woke a wait.
+    """What became of one delivery: stored now or `duplicate` of an earlier one, `activated` when this call woke a wait,
+    and `matched` when a wait has taken it, by this call or by a sweep that was faster.
 
-    Neither says that a wait will ever match: a signal to an unknown or ended workflow is kept and wakes nobody
+    None of them says that a wait will ever match: a signal to an unknown or ended workflow is kept and wakes nobody
     (sig-terminal-target); `target` tells how the workflow stood: its status, `unknown`, or `unreadable` when its row
     can not be read now: the signal is stored, and a sweep goes on with it.
     """
@@ -53,6 +54,7 @@ class SignalReceipt(msgspec.Struct, frozen=True, kw_only=True):
     signal_id: str
     duplicate: bool = False
     activated: bool = False
+    matched: bool = False
     target: str = "unknown"
 
 

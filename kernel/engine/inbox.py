@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
+from typing import NamedTuple
 
 import msgspec
 
@@ -50,12 +51,27 @@ class _Delivery(msgspec.Struct):
     seen: Instance | None = None
     duplicate: bool = False
     activated: bool = False
+    matched: bool = False
     target: str = UNKNOWN
 
     def receipt(self) -> SignalReceipt:
         return SignalReceipt(
-            signal_id=self.signal.signal_id, duplicate=self.duplicate, activated=self.activated, target=self.target
+            signal_id=self.signal.signal_id,
+            duplicate=self.duplicate,
+            activated=self.activated,
+            matched=self.matched,
+            target=self.target,
         )
+
+
+class Match(NamedTuple):
+    """What a look at one signal's target came to."""
+
+    activated: bool
+    """By this very call."""
+    matched: bool
+    """By this call, or by another before it."""
+    status: str
 
 
 class Inbox:
@@ -143,7 +159,7 @@ class Inbox:
             if document is None:
                 late.append(delivery)  # missed or lost: looked at alone, which tells
                 continue
-            delivery.activated, delivery.target = True, WAITING
+            delivery.activated, delivery.matched, delivery.target = True, True, WAITING
             woken.append(to_instance(document))
         self._mark_all([d.signal.signal_id for d, _ in chosen if d.activated])
         self._told(woken)
@@ -178,7 +194,7 @@ class Inbox:
                     self._note_other(signal)
                     delivery.target = self._status(signal.workflow_id)
                     return
-            delivery.activated, delivery.target = self.match(signal)
+            delivery.activated, delivery.matched, delivery.target = self.match(signal)
         except (OutcomeUnknown, StoreUnavailable, CorruptRecord, UnknownVersion) as error:
             log.warning(
                 "signal %s is stored, but %s can not be woken yet: %s", signal.signal_id, signal.workflow_id, error
@@ -201,25 +217,27 @@ class Inbox:
 
     # --- matching ----------------------------------------------------------------------------------------
 
-    def match(self, signal: Signal | SignalRecord) -> tuple[bool, str]:
-        """Wake the step that waits for a stored signal, if it is pending and there is one: whether this call did, and
-        the status that was found. Completes the mark of a signal that was consumed already (sig-crash-between)."""
+    def match(self, signal: Signal | SignalRecord) -> Match:
+        """Wake the step that waits for a stored signal, if it is pending and there is one; with the status that was
+        found. Completes the mark of a signal that was consumed already (sig-crash-between)."""
         status = UNKNOWN
         for _ in range(_LOOKS_MAX):
             instance = self._read(signal.workflow_id)
             if instance is None:
-                return False, UNKNOWN
+                return Match(False, False, UNKNOWN)
             status = instance.status
             if consumed(instance, signal.signal_id):
                 self.mark([signal.signal_id])
-                return False, status
+                return Match(False, True, status)
             index = waiting_for(instance, signal)
-            if index is None or self._pending(signal.signal_id) is None:
-                return False, status
+            if index is None:
+                return Match(False, False, status)
+            if self._pending(signal.signal_id) is None:
+                return Match(False, True, status)
             if self._woken(instance, index, signal.signal_id) is not None:
-                return True, status
+                return Match(True, True, status)
         # Others changed it all the time; whoever suspends it next looks into the inbox.
-        return False, status
+        return Match(False, False, status)
 
     def recheck(self, instance: Instance) -> None:
         """Right after a suspension: wake what a signal has come for meanwhile (sig-check-after-suspend, detail 1).
@@ -245,7 +263,7 @@ class Inbox:
             elif self._woken(instance, index, signal.signal_id) is not None:
                 return True
             else:
-                return self.match(signal)[0]  # it has changed since: from the beginning
+                return self.match(signal).activated  # it has changed since: from the beginning
         return False
 
     def _pending_for(self, instance: Instance, index: int) -> list[Signal]:
@@ -303,7 +321,7 @@ class Inbox:
     def repair(self, signal: Signal) -> bool:
         """As `match`, for the sweep: False also for a row that does not decode, which must not stop the page."""
         try:
-            return self.match(signal)[0]
+            return self.match(signal).activated
         except (CorruptRecord, UnknownVersion) as error:
             log.error("a row does not decode and is left alone: %s", error)
             return False

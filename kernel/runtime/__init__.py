@@ -3,6 +3,7 @@
 | file | noun |
 | --- | --- |
 | `opening` | one connection or file each: the application, the store, the lanes, a publisher's client |
+| `publishing` | what a web process or a cron job works with |
 | `assembly` | the engine of one process, put together and not yet running |
 | `link` | what a child's connection to its supervisor offers |
 | `roles` | worker, dispatcher, probe: what a supervisor's children run |
@@ -27,6 +28,7 @@ from kernel.runtime.opening import (
     open_sources,
     open_store,
 )
+from kernel.runtime.publishing import Publisher, open_publisher
 from kernel.runtime.roles import dispatcher, probe, worker
 
 __all__ = [
@@ -37,6 +39,7 @@ __all__ = [
     "Link",
     "NoQueue",
     "Order",
+    "Publisher",
     "dispatcher",
     "embedded_redis_url",
     "load_app",
@@ -45,6 +48,7 @@ __all__ = [
     "open_lanes",
     "open_objects",
     "open_permits",
+    "open_publisher",
     "open_sources",
     "open_store",
     "probe",
