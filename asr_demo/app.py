@@ -5,19 +5,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from asr_demo import activities
-from asr_demo.flow import STEPS, Activity, AsrTask, JobInput, in_ledger, make_ports
-from asr_demo.holding import held_once
+from asr_demo import activities, web
+from asr_demo.flow import STEPS, Activity, JobInput, Wrap, in_ledger, make_ports
+from asr_demo.holding import HELD_PREFIX, held_at
+from asr_demo.speech import AsrTask
 from kernel import App, Companion, Definition, Limit, Step
 
-HELD_PREFIX = "held_at_"
+COMPANIONS = (Companion("asr", "asr_demo.asr_service:main"),)
+LIMITS = {
+    "speech_recognition": Limit(max_concurrency=4, max_starts_per_second=2),
+    "content_generation": Limit(max_concurrency=4),
+}
 
 
-def content_job(wrap: Callable[[str, Activity], Activity] = lambda _name, activity: activity) -> Definition:
+def content_job(wrap: Wrap = lambda _name, activity: activity) -> Definition:
     """The `async_content_job`: check, transcribe, compose, verify (spl-example-definition)."""
 
     def entry(name: str) -> Activity:
@@ -50,25 +54,36 @@ def content_job(wrap: Callable[[str, Activity], Activity] = lambda _name, activi
     )
 
 
-def make_app(definition: Definition) -> App:
-    """The application around one version of the job."""
-    return App(
-        definitions=[definition],
-        limits={
-            "speech_recognition": Limit(max_concurrency=4, max_starts_per_second=2),
-            "content_generation": Limit(max_concurrency=4),
-        },
-        ports=make_ports,
-        companions=[Companion("asr", "asr_demo.asr_service:main")],
+def web_content(wrap: Wrap = lambda _name, activity: activity) -> Definition:
+    """The `web_content`: fetch a page, write its summary, verify (e2e-web)."""
+    generate, finalize = wrap("generate", activities.compose_content), wrap("finalize", activities.finalize)
+    return Definition(
+        type="web_content",
+        input=web.WebInput,
+        identity=("tenant_id", "object_id"),
+        steps=[
+            Step("fetch", in_ledger(wrap("fetch", web.fetch)), timeout=timedelta(seconds=30), max_retry=3),
+            Step("generate", in_ledger(generate), timeout=timedelta(minutes=15), resource="content_generation"),
+            Step("finalize", in_ledger(finalize), timeout=timedelta(seconds=30), max_retry=2),
+        ],
+        success_finalizer=activities.publish,
+        failure_finalizer=activities.mark_failed,
     )
 
 
-app = make_app(content_job())
+def make_app(wrap: Wrap = lambda _name, activity: activity) -> App:
+    """The application, with every activity as `wrap` makes it."""
+    return App(
+        definitions=[content_job(wrap), web_content(wrap)], limits=LIMITS, ports=make_ports, companions=COMPANIONS
+    )
+
+
+app = make_app()
 plan = app.definition("async_content_job").plan
 
 
 def __getattr__(name: str) -> Any:
     step = name.removeprefix(HELD_PREFIX)
-    if name.startswith(HELD_PREFIX) and step in STEPS:
-        return make_app(content_job(lambda entry, activity: held_once(activity) if entry == step else activity))
+    if name.startswith(HELD_PREFIX) and step in (*STEPS, *web.STEPS):
+        return make_app(held_at(step))
     raise AttributeError(name)

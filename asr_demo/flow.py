@@ -1,20 +1,24 @@
-"""The words that the demo's parts share: the job's input, the speech task in the checkpoint, the ports."""
+"""The words that the demo's parts share: the job's input, the ports, and the ledger around every activity."""
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from asr_demo.asr_client import AsrClient
-from asr_demo.asr_protocol import AsrOptions
+from asr_demo.composer import summarize
+from asr_demo.ledger import Ledger
 from asr_demo.notes import Note, Notes
 from kernel import Clock, Context, PortsRequest, SystemClock, WorkflowCanceled
 
 STEPS = ("preprocess", "transcribe_audio", "compose_content", "finalize")
+ASR_PROVIDER = "pocketsphinx"
 
 
 class JobInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -24,21 +28,6 @@ class JobInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     object_id: str
     fencing_token: str
     audio_path: str
-
-
-class AsrTask(msgspec.Struct, frozen=True, tag="asr_task/1"):
-    """What must be known to go on with a task at the provider, in any process (asr-checkpoint).
-
-    `task_id` is empty until a submit was answered; from then on it is used for ever and never submitted again.
-    """
-
-    provider: str
-    task_id: str
-    submitted_at_ms: int
-    deadline_ms: int
-    poll_interval_ms: int
-    options: AsrOptions
-    poll_failures: int = 0
 
 
 class AsrPolicy(msgspec.Struct, frozen=True):
@@ -52,56 +41,84 @@ class AsrPolicy(msgspec.Struct, frozen=True):
 
 
 class Ports:
-    """What the activities need from outside, made once per process after the fork."""
+    """What any activity of the demo may need from outside, made once per process after the fork."""
 
-    def __init__(self, data_dir: str, notes: Notes, asr: dict[str, AsrClient], policy: AsrPolicy, clock: Clock) -> None:
+    def __init__(
+        self, data_dir: str, asr: Mapping[str, AsrClient], policy: AsrPolicy, clock: Clock, ledger: Ledger
+    ) -> None:
         self.data_dir = data_dir
-        self.notes = notes
         self.asr = asr
         self.policy = policy
         self.clock = clock
+        self.ledger = ledger
 
     def provider(self) -> str:
         """Where a new task goes today; a running one stays where it was submitted (asr-provider-pinned)."""
         return next(iter(self.asr))
 
 
-def make_ports(request: PortsRequest, policy: AsrPolicy | None = None) -> Ports:
-    """The ports of one process: notes in the data folder, and the companion `asr` at its address."""
+class NotePorts(Ports):
+    """The ports of single jobs: besides the general ones their notes, and who writes summaries."""
+
+    def __init__(self, general: Ports, notes: Notes, compose: Callable[[tuple[str, ...]], str] = summarize) -> None:
+        super().__init__(general.data_dir, general.asr, general.policy, general.clock, general.ledger)
+        self.notes = notes
+        self.compose = compose
+
+
+def general_ports(request: PortsRequest) -> Ports:
+    """What every application of the demo has: the companion `asr` at its address, if there is one, and the ledger."""
     address = request.addresses.get("asr")
-    clients = {} if address is None else {"pocketsphinx": AsrClient(address, provider="pocketsphinx")}
-    return Ports(request.data_dir, Notes(Path(request.data_dir)), clients, policy or AsrPolicy(), SystemClock())
+    asr = {} if address is None else {ASR_PROVIDER: AsrClient(address, provider=ASR_PROVIDER)}
+    return Ports(request.data_dir, asr, AsrPolicy(), SystemClock(), Ledger(Path(request.data_dir)))
+
+
+def make_ports(request: PortsRequest) -> NotePorts:
+    """The ports of one process that runs single jobs: their notes lie in the data folder."""
+    return NotePorts(general_ports(request), Notes(Path(request.data_dir)))
 
 
 Activity = Callable[[Context], Any]
+Wrap = Callable[[str, Activity], Activity]
+"""What an application does to the activity of a step, by the step's name."""
 
 
 def in_ledger(activity: Activity) -> Activity:
-    """Write every entry into the ledger before anything else happens."""
+    """Write every entry into the ledger before anything else happens, and how long it took when it came back."""
+
+    def begin(ctx: Context) -> Callable[[], None]:
+        ports: Ports = ctx.ports
+        ledger, clock = ports.ledger, ports.clock  # taken now: at the end the fence may have closed
+        came_ms = clock.boot_ms()
+        number = ledger.entered(ctx, os.getpid(), clock.wall_ms())
+        return lambda: ledger.left(number, clock.boot_ms() - came_ms)
 
     def entered(ctx: Context) -> Any:
-        ports: Ports = ctx.ports
-        ports.notes.entered(
-            ctx.workflow_id,
-            ctx.workflow_run,
-            ctx.step or "",
-            ctx.attempt,
-            ctx.worker_id,
-            os.getpid(),
-            ports.clock.wall_ms(),
-        )
-        return activity(ctx)
+        left = begin(ctx)
+        try:
+            return activity(ctx)
+        finally:
+            left()
 
-    entered.__name__ = activity.__name__
-    return entered
+    async def entered_async(ctx: Context) -> Any:
+        left = await asyncio.to_thread(begin, ctx)  # a file that others lock: never on the loop that all share
+        try:
+            return await activity(ctx)
+        finally:
+            await asyncio.to_thread(left)
+
+    chosen = entered_async if inspect.iscoroutinefunction(activity) else entered
+    chosen.__name__ = activity.__name__
+    return chosen
 
 
 def current_note(ctx: Context) -> Note:
     """The note, if this execution still works for its current round; WorkflowCanceled otherwise (fen-stop-on-old)."""
-    job: JobInput = ctx.input
-    note = ctx.ports.notes.read(job.object_id)
+    note: Note | None = ctx.ports.notes.read(ctx.input.object_id)
     if note is None:
-        raise WorkflowCanceled(f"note {job.object_id} does not exist any more")
-    if note.fencing_token != job.fencing_token:
-        raise WorkflowCanceled(f"note {job.object_id} is in round {note.fencing_token}, not {job.fencing_token}")
+        raise WorkflowCanceled(f"note {ctx.input.object_id} does not exist any more")
+    if note.fencing_token != ctx.input.fencing_token:
+        raise WorkflowCanceled(
+            f"note {ctx.input.object_id} is in round {note.fencing_token}, not {ctx.input.fencing_token}"
+        )
     return note

@@ -7,14 +7,17 @@ folder, kills that process, and the run has to come to the same end.
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
 from pathlib import Path
 from typing import Any
 
-from asr_demo.flow import Activity
+from asr_demo.flow import Activity, Wrap
 from kernel import Context, KernelError
 
 FILE_NAME = "held.pid"
+HELD_PREFIX = "held_at_"
 HOLD_S = 60.0
 
 
@@ -24,19 +27,32 @@ class NobodyKilled(KernelError):
     code = "nobody_killed"
 
 
+def held_at(step: str) -> Wrap:
+    """For `make_app`: every activity as it is, but that of `step`, whose first invocation is held."""
+    return lambda name, activity: held_once(activity) if name == step else activity
+
+
 def held_once(activity: Activity) -> Activity:
     """`activity`, whose first invocation in a data folder has its effect, says its pid, and waits for SIGKILL."""
 
-    def held(ctx: Context) -> Any:
-        result = activity(ctx)
-        path = Path(ctx.ports.data_dir) / FILE_NAME
-        if _first(path):
+    def hold(ctx: Context) -> None:
+        if _first(Path(ctx.ports.data_dir) / FILE_NAME):
             ctx.cancel.wait(HOLD_S)
             raise NobodyKilled(f"step {ctx.step} was held for {HOLD_S:g} s and nobody killed its worker")
+
+    def held(ctx: Context) -> Any:
+        result = activity(ctx)
+        hold(ctx)
         return result
 
-    held.__name__ = activity.__name__
-    return held
+    async def held_async(ctx: Context) -> Any:
+        result = await activity(ctx)
+        await asyncio.to_thread(hold, ctx)
+        return result
+
+    chosen = held_async if inspect.iscoroutinefunction(activity) else held
+    chosen.__name__ = activity.__name__
+    return chosen
 
 
 def _first(path: Path) -> bool:

@@ -7,9 +7,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
-from asr_demo.timeline import Line, Row
+from asr_demo.timeline import Line
+
+
+class Grid(NamedTuple):
+    """A table: the names of its columns, and rows of as many cells."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
 
 
 def visible(text: str) -> str:
@@ -17,22 +25,10 @@ def visible(text: str) -> str:
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 
-def table_text(rows: Iterable[Row]) -> list[str]:
-    """The closing table as aligned plain lines."""
-    cells = [("step", "status", "attempts", "takeovers", "worker", "executed", "external wait")]
-    cells.extend(
-        (
-            row.step,
-            row.status,
-            str(row.attempts),
-            str(row.takeovers),
-            row.worker,
-            f"{row.executed_ms / 1000:.2f} s",
-            f"{row.external_ms / 1000:.2f} s",
-        )
-        for row in rows
-    )
-    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+def aligned(grid: Grid) -> list[str]:
+    """The table as plain lines."""
+    cells = [grid.columns, *grid.rows]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(grid.columns))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
 
 
@@ -48,14 +44,17 @@ class PlainScreen:
     def say(self, text: str) -> None:
         print(visible(text), file=sys.stderr, flush=True)
 
-    def show(self, lines: Iterable[Line], rows: Iterable[Row], elapsed_s: float) -> None:
-        """What has just happened; the table is for terminals."""
+    def happened(self, lines: Iterable[Line]) -> None:
+        """What has just happened, each with its time."""
         for line in lines:
             self.say(f"{line.at_s:7.2f} s  {line.step:<17} {line.text}")
 
+    def stands(self, grid: Grid) -> None:
+        """How it stands: for terminals only."""
+
 
 class LiveScreen(PlainScreen):
-    """The same lines, and under them a table that follows the job (rich)."""
+    """The same lines, and under them a table that follows the run (rich)."""
 
     def __init__(self) -> None:
         # rich belongs to the extra `demo`; the plain screen must work without it.
@@ -75,29 +74,16 @@ class LiveScreen(PlainScreen):
     def say(self, text: str) -> None:
         self._console.print(visible(text), markup=False, highlight=False)
 
-    def show(self, lines: Iterable[Line], rows: Iterable[Row], elapsed_s: float) -> None:
-        super().show(lines, rows, elapsed_s)
-        self._live.update(self._table(rows, elapsed_s))
-
-    def _table(self, rows: Iterable[Row], elapsed_s: float) -> Any:
+    def stands(self, grid: Grid) -> None:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(title=f"async_content_job · {elapsed_s:.1f} s", title_justify="left")
-        for column in ("step", "state", "worker", "attempt", "executed", "external wait", "waiting for"):
+        table = Table(title=grid.title, title_justify="left")
+        for column in grid.columns:
             table.add_column(column)
-        for row in rows:
-            values = (
-                row.step,
-                row.status,
-                row.worker,
-                str(row.attempts or ""),
-                f"{row.executed_ms / 1000:.2f} s" if row.executed_ms else "",
-                f"{row.external_ms / 1000:.1f} s" if row.external_ms else "",
-                row.waiting_for,
-            )
-            table.add_row(*(Text(visible(value)) for value in values))
-        return table
+        for row in grid.rows:
+            table.add_row(*(Text(visible(cell)) for cell in row))
+        self._live.update(table)
 
 
 def open_screen(*, quiet_terminal: bool) -> PlainScreen:

@@ -36,9 +36,13 @@ class Row:
 
 
 class Timeline:
-    """Remembers the last record and says what a newer one changed."""
+    """Remembers the last record and says what a newer one changed.
 
-    def __init__(self) -> None:
+    Times count from `origin_ms` (milliseconds since the epoch), or from the instance's creation.
+    """
+
+    def __init__(self, origin_ms: int | None = None) -> None:
+        self._origin_ms = origin_ms
         self._last: Instance | None = None
         self._names: dict[str, str] = {}
 
@@ -99,9 +103,9 @@ class Timeline:
             return ""
         return self._names.get(step.worker_id, step.worker_id[:8])
 
-    @staticmethod
-    def _since(instance: Instance, time_ms: int | None) -> float:
-        return 0.0 if time_ms is None else max(0, time_ms - instance.created_time) / 1000
+    def _since(self, instance: Instance, time_ms: int | None) -> float:
+        origin_ms = instance.created_time if self._origin_ms is None else self._origin_ms
+        return 0.0 if time_ms is None else max(0, time_ms - origin_ms) / 1000
 
 
 def waiting_for(step: StepRecord) -> str:

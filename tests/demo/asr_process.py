@@ -50,7 +50,7 @@ class AsrProcess:
         self._process.kill()
         self._process.wait()
 
-    def stop(self, timeout: float = 10.0) -> int:
+    def stop(self, timeout: float = 60.0) -> int:
         """Ask the service to stop and return its exit code."""
         assert self._process is not None
         self._process.terminate()

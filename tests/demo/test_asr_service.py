@@ -26,7 +26,7 @@ def ask(
     service: AsrProcess, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
 ) -> tuple[int, dict[str, object]]:
     """One request as it stands, for what the client never sends."""
-    connection = http.client.HTTPConnection("127.0.0.1", service.listener.getsockname()[1], timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", service.listener.getsockname()[1], timeout=60)
     try:
         connection.request(method, path, body, headers or {})
         response = connection.getresponse()
@@ -214,16 +214,16 @@ def test_silent_connections_do_not_add_up(asr: AsrProcess) -> None:
     """More than CONNECTIONS_MAX are closed at once, and when the silent ones go there is room again."""
     asr.start()
     address = asr.listener.getsockname()
-    silent = [socket.create_connection(address, timeout=5) for _ in range(CONNECTIONS_MAX)]
+    silent = [socket.create_connection(address, timeout=60) for _ in range(CONNECTIONS_MAX)]
     try:
-        with socket.create_connection(address, timeout=5) as surplus:
+        with socket.create_connection(address, timeout=60) as surplus:
             assert surplus.recv(1) == b""
     finally:
         for connection in silent:
             connection.close()
 
     def served() -> bool:
-        with socket.create_connection(address, timeout=5) as connection:
+        with socket.create_connection(address, timeout=60) as connection:
             try:
                 connection.sendall(b"GET /v1/stats HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 return connection.recv(15) == b"HTTP/1.1 200 OK"

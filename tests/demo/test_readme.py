@@ -58,7 +58,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         stderr=subprocess.PIPE,
     ) as process:
         try:
-            wait_until(lambda: command(folder, "status").returncode == 0, "the tree is up", timeout=40)
+            wait_until(lambda: command(folder, "status").returncode == 0, "the tree is up")
             yield folder
         finally:
             process.terminate()
@@ -142,3 +142,12 @@ def test_supersede_of_an_unknown_workflow_changes_nothing(tree: Path) -> None:
     done = command(tree, "workflow", "supersede", "wf-nobody", "--yes", "--json")
 
     assert json.loads(done.stdout) == {"v": 1, "changed": False, "status": None}
+
+
+@pytest.mark.req("clm-guarantee", "core-inv-alo")
+def test_it_promises_at_least_once_and_says_what_that_asks_of_an_author() -> None:
+    (promise,) = [part for part in README.split("\n\n") if "at least once" in part]
+
+    text = " ".join(promise.split())
+    assert "**at least once**, never exactly once" in text
+    assert "must recognise a repeat" in text and "`ctx.effect_key`" in text
