@@ -11,6 +11,7 @@ import lua
 from kernel.clock import SystemClock
 from kernel.coordination import Keys, RedisEndpoint, ScriptRunner, parse_redis_url
 from kernel.errors import CoordinationDenied, InvalidConfig, InvalidName
+from kernel.stream_words import StreamId
 from tests.support.redis_servers import RedisTarget
 
 CANARY = "sEcr3t"
@@ -114,8 +115,11 @@ def test_all_names_of_a_namespace_share_prefix_and_hash_tag() -> None:
     assert len(names) == 6
     assert all(name.startswith(b"wk1:{orders_7}:") and name.count(b"{") == name.count(b"}") == 1 for name in names)
     for script in lua.scripts():
-        assert len(keys.of(script)) == len(script.keys)
-        assert set(keys.of(script)) <= names
+        built = keys.of(script, "orders", resource="speech", stream=StreamId("order:7", "wf-7", "f1"))
+        assert len(set(built)) == len(script.keys)
+        assert all(key.startswith(b"wk1:{orders_7}:") and key.count(b"{") == key.count(b"}") == 1 for key in built)
+        if script.name.startswith("lane_"):
+            assert set(built) <= names, "the lanes' keys are the permanent ones"
 
 
 def test_namespaces_never_share_a_name() -> None:
