@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 from click.testing import CliRunner
 
+import asr_demo
 from asr_demo.live import main
 from asr_demo.summary import WAIT_STEP
 from tests.demo.aftermath import Aftermath
@@ -117,6 +118,23 @@ def test_it_tells_where_the_time_went_and_who_worked(ran: Ran) -> None:
     assert all(column in lines[heading] for column in ("waited for event", "for capacity", "ran", "by"))
     rows = lines[heading + 1 : heading + 1 + COUNT]
     assert [row.split()[:2] for row in rows] == [[f"sub-{number:03}", "completed"] for number in range(1, COUNT + 1)]
+
+
+@pytest.mark.req("fen-side-effect-kinds")
+def test_each_kind_of_side_effect_comes_to_one_effect_in_its_own_way(ran: Ran) -> None:
+    """The kinds of T-17 in one run: the written table names a way for each, and the rows show that it held."""
+    ways = re.findall(r"^\| (.+?) \| (.+?) \|$", (Path(asr_demo.__file__).parent / "README.md").read_text(), re.M)
+    told = " / ".join(way for _, way in ways)
+    for way in ("conditional write", "unique key", "idempotency key", "its id in the checkpoint", "its user starts"):
+        assert way in told
+
+    left, names = ran.left, ran.left.subscriptions()
+    assert len(left.refusals()) == 1, "conditional write: the late one of an old round changed nothing"
+    assert left.received().deliveries == len(names), "unique key: one row a subscription"
+    assert ran.report["asr_submits"] == len(names), "idempotency key, and the task's id in the checkpoint"
+    polls = [entry for name in names for entry in left.entries(left.summary(name), "transcribe_audio")]
+    assert len(polls) > len(names), "the step was entered again and again, and asked for its task"
+    assert left.summary("sub-001").retry_count == 1, "by hand: the hung call was not made again in its round"
 
 
 @pytest.mark.req("fen-timeline", "fen-zero-rows")
