@@ -78,7 +78,7 @@ def test_a_signal_is_stored_then_activates_then_is_marked_then_queued(durable_ri
     assert rig.output(workflow_id) == ["s1"]
 
 
-@pytest.mark.req("sig-match", "sig-type-key-text", "sig-old-generation", "s9")
+@pytest.mark.req("sig-match", "sig-type-key-text", "sig-old-generation", "id-wait-generation", "s9")
 @pytest.mark.parametrize(
     "fields",
     [
@@ -115,7 +115,7 @@ def test_a_signal_for_another_workflow_wakes_that_one(rig: SteppedRig) -> None:
     assert (rig.status(one), rig.status(two)) == ("waiting", "running")
 
 
-@pytest.mark.req("sig-unique", "sig-dup-once", "s9")
+@pytest.mark.req("sig-unique", "sig-dup-once", "id-signal-id", "s9")
 def test_ten_duplicates_around_a_wake_are_one_wake(durable_rig: SteppedRig) -> None:
     rig = durable_rig
     worker, workflow_id = waiting(rig, times=2)
