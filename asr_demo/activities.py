@@ -10,7 +10,7 @@ import msgspec
 from asr_demo.flow import JobInput, NotePorts, current_note
 from asr_demo.speech import Transcribed, transcribe
 from asr_demo.wav import AudioRefused, check_wav
-from kernel import Context, NonRetryable, Sleep, WorkflowCanceled
+from kernel import Context, NonRetryable, Sleep
 
 
 class Audio(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ def transcribe_audio(ctx: Context) -> Transcribed | Sleep:
 
     def keep(transcript: str, segments: tuple[str, ...]) -> None:
         if not ctx.ports.notes.save_transcript(job.object_id, job.fencing_token, transcript, segments):
-            raise WorkflowCanceled(f"note {job.object_id} has left round {job.fencing_token}")
+            raise NonRetryable(f"note {job.object_id} has left round {job.fencing_token}")
 
     return transcribe(ctx, Path(job.audio_path), keep)
 
@@ -58,13 +58,15 @@ def compose_content(ctx: Context) -> Composed:
     """Write the summary of this round; if it is there already, the work is done (fen-idempotent-shortcut)."""
     note = current_note(ctx)
     if note.summary is not None:
+        ctx.stream.write(note.summary)  # what an attempt that died had shown is gone with it
         return Composed(len(note.summary))
     ports: NotePorts = ctx.ports
     summary = ports.compose(note.segments)
     if not summary:
         raise NonRetryable("there is no sentence in the text: there is nothing to summarise")
+    ctx.stream.write(summary)
     if not ports.notes.save_summary(note.object_id, note.fencing_token, summary):
-        raise WorkflowCanceled(f"note {note.object_id} has left round {note.fencing_token}")
+        raise NonRetryable(f"note {note.object_id} has left round {note.fencing_token}")
     return Composed(len(summary))
 
 

@@ -15,7 +15,7 @@ from asr_demo.asr_client import AsrClient
 from asr_demo.composer import summarize
 from asr_demo.ledger import Ledger
 from asr_demo.notes import Note, Notes
-from kernel import Clock, Context, PortsRequest, SystemClock, WorkflowCanceled
+from kernel import Clock, Context, NonRetryable, PortsRequest, SystemClock, WorkflowCanceled
 
 STEPS = ("preprocess", "transcribe_audio", "compose_content", "finalize")
 ASR_PROVIDER = "pocketsphinx"
@@ -113,12 +113,16 @@ def in_ledger(activity: Activity) -> Activity:
 
 
 def current_note(ctx: Context) -> Note:
-    """The note, if this execution still works for its current round; WorkflowCanceled otherwise (fen-stop-on-old)."""
+    """The note, if this execution still works for its current round (fen-stop-on-old).
+
+    NonRetryable when it is in another: canceled would be for good, and the next round is the same workflow's.
+    WorkflowCanceled when the note is gone.
+    """
     note: Note | None = ctx.ports.notes.read(ctx.input.object_id)
     if note is None:
         raise WorkflowCanceled(f"note {ctx.input.object_id} does not exist any more")
     if note.fencing_token != ctx.input.fencing_token:
-        raise WorkflowCanceled(
+        raise NonRetryable(
             f"note {ctx.input.object_id} is in round {note.fencing_token}, not {ctx.input.fencing_token}"
         )
     return note

@@ -17,7 +17,7 @@ from asr_demo.ledger import Refusal
 from asr_demo.model import Model
 from asr_demo.receiver import Receiver
 from asr_demo.shows import Shows
-from kernel import BusinessObject, BusinessObjects, Objects, WorkflowCanceled
+from kernel import BusinessObject, BusinessObjects, NonRetryable, Objects, WorkflowCanceled
 
 SUBSCRIPTIONS = Objects(
     name="subscriptions",
@@ -51,13 +51,13 @@ class SummaryPorts(Ports):
         self.model = model
 
     def current(self, job: SummaryInput) -> BusinessObject:
-        """The subscription, in this job's round and under way; WorkflowCanceled when it is in another
-        (fen-stop-on-old)."""
+        """The subscription, in this job's round and under way (fen-stop-on-old). NonRetryable when it is in another:
+        canceled would be for good, and the next round is the same workflow's. WorkflowCanceled when it is gone."""
         there = self.subscriptions.get(job.object_id)
         if there is None:
             raise WorkflowCanceled(f"subscription {job.object_id} does not exist any more")
         if there.fencing_token != job.fencing_token:
-            raise WorkflowCanceled(f"subscription {job.object_id} has left round {job.fencing_token}")
+            raise NonRetryable(f"subscription {job.object_id} has left round {job.fencing_token}")
         if there.status == SUBSCRIPTIONS.initial:
             self.subscriptions.begin(job.object_id, job.fencing_token)
         return there
@@ -70,7 +70,7 @@ class SummaryPorts(Ports):
         installed = "" if there is None else there.fencing_token or ""
         now_ms = self.clock.wall_ms()
         self.ledger.refused(Refusal(job.object_id, job.fencing_token, installed, field, os.getpid(), now_ms))
-        raise WorkflowCanceled(f"subscription {job.object_id} has left round {job.fencing_token} for {installed}")
+        raise NonRetryable(f"subscription {job.object_id} has left round {job.fencing_token} for {installed}")
 
 
 def biz_key(tenant_id: str, object_id: str) -> str:

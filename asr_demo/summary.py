@@ -69,10 +69,12 @@ async def compose_content(ctx: Context) -> Composed:
     The model's call blocks, so it has a thread of its own. At this step's timeout the kernel ends the coroutine; the
     thread can not be ended and goes on, and what it writes then comes late: only the round keeps it from doing harm.
     """
-    return await asyncio.to_thread(_compose, ctx.ports, ctx.input)
+    composed, summary = await asyncio.to_thread(_compose, ctx.ports, ctx.input)
+    ctx.stream.write(summary)
+    return composed
 
 
-def _compose(ports: SummaryPorts, job: SummaryInput) -> Composed:
+def _compose(ports: SummaryPorts, job: SummaryInput) -> tuple[Composed, str]:
     there = ports.current(job)
     summary = there.fields.get("summary")
     if summary is None:  # else the work of this round is done already (fen-idempotent-shortcut)
@@ -83,7 +85,7 @@ def _compose(ports: SummaryPorts, job: SummaryInput) -> Composed:
         if not summary:
             raise NonRetryable("no speech was recognised in the recording: there is nothing to summarise")
         ports.save(job, "summary", summary)
-    return Composed(len(summary))
+    return Composed(len(summary)), summary
 
 
 def finalize(ctx: Context) -> dict[str, Any]:
@@ -128,6 +130,7 @@ def live_summary(wrap: Wrap = lambda _name, activity: activity) -> Definition:
             timeout=COMPOSE_TIMEOUT,
             max_retry=3,
             resource="content_generation",
+            streams=True,
         ),
         Step("finalize", in_ledger(wrap("finalize", finalize)), timeout=quick, max_retry=3),
     ]

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from asr_demo.flow import NotePorts, current_note
-from kernel import Context, NonRetryable, WorkflowCanceled
+from kernel import Context, NonRetryable
 
 STEPS = ("fetch", "generate", "finalize")
 PAGE_BYTES_MAX = 1024 * 1024
@@ -60,7 +60,7 @@ def fetch(ctx: Context) -> Fetched:
             raise NonRetryable(f"{page.url}: the page holds no text")
         ports: NotePorts = ctx.ports
         if not ports.notes.save_transcript(page.object_id, page.fencing_token, " ".join(sentences), sentences):
-            raise WorkflowCanceled(f"note {page.object_id} has left round {page.fencing_token}")
+            raise NonRetryable(f"note {page.object_id} has left round {page.fencing_token}")
         return Fetched(sum(map(len, sentences)), len(sentences))
     return Fetched(len(note.transcript), len(note.segments))
 

@@ -30,6 +30,12 @@ PATIENCE = 3
 """Tries of a page before a fault that might pass is taken for the subscriber's own, because others could be told."""
 PATIENCE_ALONE = 10
 """The same where nobody else of the page could be told, so that the fault may be everybody's."""
+_DAMAGED = "corrupt_record"
+_REASONS = {
+    "unreadable": "its row can not be read",
+    "malformed": "the id of its signal was used for another signal",
+}
+"""Of those whose signal the inbox has answered for, all the same not as it should be."""
 
 
 class PageFailed(Exception):
@@ -55,9 +61,9 @@ def tell(ctx: Context, event: FanOutEvent, subscribers: Sequence[Subscriber], ea
     wrong += [Sample(subscriber=line_of(signal.workflow_id), reason=text_of(error)) for signal, error in failed]
     malformed = len(wrong)
     wrong += [
-        Sample(subscriber=line_of(signals[receipt.signal_id].workflow_id), reason="its row can not be read")
+        Sample(subscriber=line_of(signals[receipt.signal_id].workflow_id), reason=_REASONS[kind])
         for receipt in receipts
-        if receipt.target == UNREADABLE
+        if (kind := _kind(receipt)) in _REASONS
     ]
     return Told(_counted(receipts) + Tally(pages=1, duplicates=twice, malformed=malformed), tuple(wrong))
 
@@ -127,17 +133,22 @@ def _deliver(ctx: Context, signals: list[Signal]) -> tuple[list[SignalReceipt], 
 def _may_pass_over(failed: Sequence[tuple[Signal, Exception]], told: int, tries: int) -> bool:
     """Whether the list may go on without those whose telling failed.
 
-    An error of the kernel is about that row (it does not decode, it is refused) and will not pass; any other is a fault
-    of some program. Where such a fault meets all of a page it is not the page's, and going on would lose the list.
+    A refusal and a damaged row are about that subscriber alone and will not pass. Any other fault is one of a program
+    or of its surroundings, whoever it meets first: where it meets all of a page, going on would lose the list page by
+    page, so it is waited out.
     """
-    foreign = any(not isinstance(error, KernelError) for _, error in failed)
+    own = all(_is_of_its_row(error) for _, error in failed)
     if told:
-        return not foreign or tries >= PATIENCE
-    return tries >= PATIENCE_ALONE and (len(failed) == 1 or not foreign)
+        return own or tries >= PATIENCE
+    return tries >= PATIENCE_ALONE and (own or len(failed) == 1)
+
+
+def _is_of_its_row(error: Exception) -> bool:
+    return isinstance(error, Refused) or (isinstance(error, KernelError) and error.code == _DAMAGED)
 
 
 def _counted(receipts: Sequence[SignalReceipt]) -> Tally:
-    counts = dict.fromkeys(("told", "duplicates", "unknown", "ended", "unreadable", "woken"), 0)
+    counts = dict.fromkeys(("told", "duplicates", "unknown", "ended", "unreadable", "malformed", "woken"), 0)
     for receipt in receipts:
         counts["woken"] += receipt.activated
         counts[_kind(receipt)] += 1
@@ -145,6 +156,8 @@ def _counted(receipts: Sequence[SignalReceipt]) -> Tally:
 
 
 def _kind(receipt: SignalReceipt) -> str:
+    if receipt.conflict:
+        return "malformed"
     if receipt.target == UNREADABLE:
         return "unreadable"
     if receipt.duplicate:

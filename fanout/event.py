@@ -15,13 +15,16 @@ from kernel import Signal, check_id
 
 _ID_CHARACTERS_MAX = 200
 
+IDENTITY = ("event_id", "generation", "signal_type", "wait_key")
+"""The fields that say which event it is. Each is in the fan-out's biz_key and in the ids of its signals."""
+
 
 class FanOutEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """The input of a fan-out. `event_id` and `generation` together say which event it is.
+    """The input of a fan-out. `event_id`, `generation`, `signal_type` and `wait_key` together say which event it is.
 
-    `signal_type`, `wait_key` and `generation` are what the subscribers wait for, unless a subscriber names its own key
-    or generation. `identities` are ids of the author's data (tenant, recording, list): `read_page` finds them in
-    `ctx.input`; no content belongs there. Raises InvalidId, InvalidName or Refused when it is made.
+    The last three are what the subscribers wait for, unless a subscriber names its own key or generation. `identities`
+    are ids of the author's data (tenant, recording, list): `read_page` finds them in `ctx.input`; no content belongs
+    there. Raises InvalidId, InvalidName or Refused when it is made.
     """
 
     event_id: str
@@ -49,22 +52,27 @@ class FanOutEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 def fan_out_key(type_: str, event: FanOutEvent) -> str:
     """The biz_key of the one fan-out of type `type_` that this event will ever have."""
-    return _short(f"fan:{type_}:{event.generation}:{event.event_id}", "fan", type_, event.generation, event.event_id)
+    own = (type_, event.generation, event.signal_type, event.wait_key, event.event_id)
+    return _digest("fan", *own) if ":" in event.wait_key else _short("fan", *own)
 
 
 def signal_id_for(event: FanOutEvent, workflow_id: str, wait_key: str, generation: int) -> str:
-    """The id of the one signal that tells `workflow_id` of this event: event, generation and target (B-14).
+    """The id of the one signal that tells `workflow_id` of this event: the event's identity and the target (B-14).
 
+    The identity holds what the subscribers wait for: "paid" and "shipped" of one order are two events, also where an
+    author gives both the order's number as `event_id`, and neither takes the other's signal for its own repeat. The
+    type of the fan-out is no part of it: one event told from two lists reaches a subscriber of both once.
     A subscriber with a wait key of its own may be in the list once per key; the key then belongs to the identity.
     """
-    plain = f"fan:{generation}:{workflow_id}:{event.event_id}"
-    own = (event.event_id, event.generation, workflow_id, wait_key, generation)
-    if ":" in workflow_id or (wait_key, generation) != (event.wait_key, event.generation):
-        return _digest("fan", *own)
-    return _short(plain, "fan", *own)
+    own = (event.generation, event.signal_type, event.wait_key, workflow_id, event.event_id)
+    if (wait_key, generation) != (event.wait_key, event.generation):
+        return _digest("fan", *own, wait_key, generation)
+    return _digest("fan", *own) if ":" in event.wait_key or ":" in workflow_id else _short("fan", *own)
 
 
-def _short(plain: str, prefix: str, *parts: str | int) -> str:
+def _short(prefix: str, *parts: str | int) -> str:
+    """Readable where it fits. At most the last part may hold a colon, so that two identities never read alike."""
+    plain = ":".join((prefix, *map(str, parts)))
     return plain if len(plain) <= _ID_CHARACTERS_MAX else _digest(prefix, *parts)
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from fanout.pages import Cursor
+from kernel import Refused
 
 PROGRESS_VERSION = 1
 SAMPLES_KEPT = 10
@@ -46,11 +47,35 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class Landmark(msgspec.Struct, frozen=True, kw_only=True):
+    """A cursor that the list was at some pages ago, to see that it never comes back there.
+
+    Cursors have no order that a program could check: a database may sort text by a collation of its own, a list may
+    run from new to old, a page token may be anything. But none may come twice. The mark is moved on after 1, 2, 4, 8 …
+    pages, so that it gets into a circle of any length, and the circle then runs into it.
+    """
+
+    cursor: Cursor | None = None
+    pages: int = 0
+    """Since it was set."""
+    stays: int = 1
+    """For so many pages."""
+
+    def passed(self, cursor: Cursor) -> Landmark:
+        """The landmark after one page more, which led to `cursor`. Raises Refused if the list was there before."""
+        if cursor == self.cursor:
+            raise Refused("Page.next_cursor: the list was at this cursor before; it would never end")
+        if self.pages + 1 < self.stays:
+            return Landmark(cursor=self.cursor, pages=self.pages + 1, stays=self.stays)
+        return Landmark(cursor=cursor, stays=2 * self.stays)
+
+
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """The checkpoint: where the next page begins (fan-cursor), and what is to be reported at the end."""
 
     v: Literal[1] = 1
     cursor: Cursor | None = None
+    landmark: Landmark = Landmark()
     page_tries: int = 0
     """How often the page at `cursor` was tried in vain."""
     fault: str | None = None

@@ -7,13 +7,14 @@ says whether a subscriber was told. A crash anywhere repeats at most one page, a
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from functools import partial
 from typing import Any, Protocol
 
 from fanout.delivery import PageFailed, tell
-from fanout.event import FanOutEvent, fan_out_key
+from fanout.event import IDENTITY, FanOutEvent, fan_out_key
 from fanout.pages import PAGE_SIZE_MAX, Page, ReadPage, checked
 from fanout.progress import SAMPLES_KEPT, Outcome, Progress, Tally, is_of_another_version, text_of
 from kernel import (
@@ -21,6 +22,7 @@ from kernel import (
     Context,
     Definition,
     InvalidDefinition,
+    KernelError,
     NonRetryable,
     Plan,
     RetryPolicy,
@@ -31,11 +33,15 @@ from kernel import (
     Yield,
 )
 
+log = logging.getLogger("fanout")
+
 STEP = "tell_subscribers"
 PAGE_SIZE = 200
 
 _TIMEOUT = timedelta(minutes=5)
 _BACKOFF_FIRST, _BACKOFF_MAX = timedelta(seconds=1), timedelta(minutes=1)
+_SAID_EVERY = 10
+"""Of the tries of one page that were in vain, the first and every tenth is logged: it is tried for ever."""
 _READ_SHARE = 0.9
 """Of the time that is left: an async read that takes longer is given up here, so that its cursor is kept."""
 _LOST = RetryPolicy(max_attempts=1_000, initial_interval=_BACKOFF_FIRST, max_interval=_BACKOFF_MAX, jitter=0.1)
@@ -65,7 +71,7 @@ def make_fan_out(
 
     `page_size` (1 to 1,000) is how many subscribers one claim reads and tells; `timeout` is for one page. A page that
     can not be read or told is tried again, for ever, after a back-off that doubles from `backoff_first` to
-    `backoff_max`.
+    `backoff_max`; the log says so at the first and every tenth try, and the checkpoint holds the last fault.
     `read_page` ends the fan-out by raising NonRetryable (failed) or WorkflowCanceled (canceled); nothing else does.
     Raises InvalidDefinition naming the field and the rule (fan-page-limit).
     """
@@ -80,7 +86,7 @@ def make_fan_out(
         type=type,
         steps=[step],
         input=FanOutEvent,
-        identity=("event_id", "generation"),
+        identity=IDENTITY,
         prepare=prepare,
         success_finalizer=success_finalizer,
         failure_finalizer=failure_finalizer,
@@ -119,7 +125,7 @@ def _page(read_page: ReadPage, limit: int, backoff: RetryPolicy, ctx: Context) -
     except (ClaimLost, StepCanceled, NonRetryable, WorkflowCanceled):
         raise
     except Exception as error:
-        return _again(progress, backoff, error)
+        return _again(ctx, progress, backoff, error)
 
 
 async def _page_later(
@@ -134,7 +140,7 @@ async def _page_later(
     except (ClaimLost, StepCanceled, NonRetryable, WorkflowCanceled):
         raise
     except Exception as error:
-        return _again(progress, backoff, error)
+        return _again(ctx, progress, backoff, error)
 
 
 async def _beside(call: Callable[[], Any]) -> Any:
@@ -154,23 +160,37 @@ async def _beside(call: Callable[[], Any]) -> Any:
 def _told(found: object, limit: int, ctx: Context, progress: Progress) -> Any:
     """Tell the page that was read: the directive for the next one, or the output after the last."""
     page = checked(found, progress.cursor, limit)
+    landmark = progress.landmark if page.next_cursor is None else progress.landmark.passed(page.next_cursor)
     told = tell(ctx, ctx.input, page.subscribers, progress.page_tries)
     tally = progress.tally + told.tally
     samples = (*progress.samples, *told.samples)[:SAMPLES_KEPT]
     if page.next_cursor is None:
         return Outcome(tally=tally, samples=samples)
-    return Yield(checkpoint=Progress(cursor=page.next_cursor, tally=tally, samples=samples))
+    return Yield(checkpoint=Progress(cursor=page.next_cursor, landmark=landmark, tally=tally, samples=samples))
 
 
-def _again(progress: Progress, backoff: RetryPolicy, error: Exception) -> Sleep:
+def _again(ctx: Context, progress: Progress, backoff: RetryPolicy, error: Exception) -> Sleep:
     """The same page after a back-off, counted (DECISIONS detail 21): the cursor stays where it is."""
     tries = progress.page_tries + 1
     fault = str(error) if isinstance(error, PageFailed) else text_of(error)
+    if tries == 1 or tries % _SAID_EVERY == 0:
+        _say(ctx, progress, tries, fault, error)
     checkpoint = Progress(
         cursor=progress.cursor,
+        landmark=progress.landmark,
         page_tries=tries,
         fault=fault,
         tally=progress.tally + Tally(tries=1),
         samples=progress.samples,
     )
     return Sleep(timedelta(milliseconds=backoff.delay_ms(tries, 0.5)), checkpoint=checkpoint)
+
+
+def _say(ctx: Context, progress: Progress, tries: int, fault: str, error: Exception) -> None:
+    """Warn of a page that does not come to an end; once with the place in the author's program."""
+    foreign = not isinstance(error, PageFailed | KernelError)
+    log.warning(
+        "fan-out %s (%s): the page after cursor %s can not be told, try %d: %s",
+        *(ctx.workflow_id, ctx.type, ascii(progress.cursor), tries, fault),
+        exc_info=error if foreign and tries == 1 else None,
+    )

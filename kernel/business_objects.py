@@ -17,10 +17,10 @@ from kernel.errors import InvalidObject, OutcomeUnknown, StoreUnavailable
 from kernel.fields import checked_path, plain_fields
 from kernel.ids import IdSource, check_id
 from kernel.intents import fresh_round, snapshot
-from kernel.object_source import RACES_MAX, ObjectSource, round_of_row, status_of
+from kernel.object_source import RACES_MAX, ObjectSource, is_open, round_of_row, status_of, visible
 from kernel.objects import Objects, Status
 from kernel.records import Document
-from kernel.store.conditional import Equals, Inserted, parse
+from kernel.store.conditional import Equals, Inserted, Transition, parse
 from kernel.store.evaluate import ABSENT, lookup
 from kernel.store.protocol import Query, Store
 
@@ -187,29 +187,46 @@ class BusinessObjects(ObjectSource):
         (fen-cas, fen-finalizer). False: not that round any more, or not one of `when_status`; nothing was changed.
 
         `changes` are paths `field` or `field.part` of the user's; None makes a field absent. It may be repeated.
-        Raises InvalidObject before any write.
+        Raises InvalidObject before any write, and OutcomeUnknown when an answer was lost and the object does not tell
+        whether it was written.
         """
         put, clear = self._changes(object_id, changes)
         wanted = None if when_status is None else _several(when_status)
-        transition = transitions.update_object(
-            self._place,
-            object_id,
-            check_id(fencing_token, ROUND_FIELD),
-            put,
-            clear,
-            status_field=self.declaration.status,
-            when_status=wanted,
-        )
+        field, round_ = self.declaration.status, check_id(fencing_token, ROUND_FIELD)
+
+        def write(standing: tuple[Status, ...] | None, absent: Sequence[str] = ()) -> Transition:
+            return transitions.update_object(
+                self._place,
+                object_id,
+                round_,
+                put,
+                clear,
+                status_field=field,
+                when_status=standing,
+                when_absent=absent,
+            )
 
         def landed(row: Document) -> bool:
-            values = [lookup(row, parse(field)) == value for field, value in put.items()]
+            values = [lookup(row, parse(name)) == value for name, value in put.items()]
             return (
                 round_of_row(row) == fencing_token
                 and all(values)
-                and all(lookup(row, parse(f)) is ABSENT for f in clear)
+                and all(lookup(row, parse(name)) is ABSENT for name in clear)
             )
 
-        return self._settled(transition, landed) is not None
+        def again(row: Document) -> Transition | None:
+            # Another attempt of the same round may have written since, and must not be written over: a second copy goes
+            # out only where the row shows that no first one has landed, and hits only while it does.
+            seen = status_of(row, field)
+            if round_of_row(row) != fencing_token or (wanted is not None and seen not in wanted):
+                return None
+            moves = wanted is not None and seen is not None and put.get(field, seen) != seen
+            absent = [name for name in put if lookup(row, parse(name)) is ABSENT]
+            if not moves and not absent:
+                raise OutcomeUnknown(f"{self.name} {object_id!r}: an answer was lost, and the object does not tell")
+            return write((seen,) if moves and seen is not None else wanted, absent)
+
+        return self._settled(write(wanted), landed, again) is not None
 
     def begin(self, object_id: str, fencing_token: str) -> bool:
         """initial → processing; also True when this round is processing already."""
@@ -227,10 +244,15 @@ class BusinessObjects(ObjectSource):
         return self._end(object_id, fencing_token, self.declaration.failed, changes)
 
     def withdraw(self, object_id: str, fencing_token: str, reason: str) -> bool:
-        """The status `closed`: nothing is started for this object any more. A pending intent is refused with it."""
-        return self.refuse(object_id, fencing_token, None, reason) or self._end(
-            object_id, fencing_token, self.declaration.closed, None
-        )
+        """The status `closed`: nothing is started for this object any more. An open intent is refused in the same
+        write, also under a dispatcher's lease: its holder then neither confirms nor releases it."""
+
+        def withdrawal(**standing: Any) -> Transition:
+            return transitions.withdraw_dispatch(self._place, object_id, fencing_token, visible(reason), **standing)
+
+        return self._refused(
+            object_id, fencing_token, lambda row: is_open(row, fencing_token), withdrawal
+        ) or self._end(object_id, fencing_token, self.declaration.closed, None)
 
     def _end(self, object_id: str, fencing_token: str, status: Status, changes: Mapping[str, Any] | None) -> bool:
         live = (self.declaration.initial, self.declaration.processing, status)

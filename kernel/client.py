@@ -8,7 +8,7 @@ branch, never an error to the caller.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Literal, cast
 
@@ -19,8 +19,8 @@ from kernel.candidates import Candidate
 from kernel.clock import Clock
 from kernel.closing import Closing
 from kernel.codec import decode, encode
-from kernel.definition import Plan
-from kernel.dispatch import Snapshot, round_of
+from kernel.definition import Definition, Plan, plan_of
+from kernel.dispatch import Snapshot, round_of, rounds_of
 from kernel.engine.commit import fresh_commit_id, settled
 from kernel.engine.inbox import Inbox
 from kernel.engine.matching import proofs
@@ -34,22 +34,20 @@ from kernel.errors import (
     InvalidInput,
     InvalidPriority,
     OutcomeUnknown,
-    Parked,
     Refused,
-    ResultTimeout,
     StoreUnavailable,
     TooLarge,
-    UnknownWorkflow,
-    WorkflowFailed,
-    WorkflowWasCanceled,
 )
 from kernel.ids import IdSource, check_id, workflow_id_for
+from kernel.progress import Progress
 from kernel.records import Instance, to_instance
 from kernel.signals import Signal, SignalReceipt
-from kernel.states import CANCELED, COMPLETED, FAILED, PRIORITIES, TERMINAL
+from kernel.states import FAILED, PRIORITIES, TERMINAL
 from kernel.store.conditional import Insert, Inserted
 from kernel.store.protocol import Store
 from kernel.store.tables import INSTANCES
+from kernel.stream_events import StreamEvent
+from kernel.streams import ClientStreams
 
 log = logging.getLogger("kernel.client")
 
@@ -58,8 +56,6 @@ Branch = Literal[
     "definition_mismatch",
 ]  # fmt: skip
 _RACES_MAX = 16
-_POLL_FIRST_S = 0.002
-_POLL_MAX_S = 0.25
 
 
 class Superseded(msgspec.Struct, frozen=True):
@@ -95,6 +91,10 @@ class Handle:
         """Wait for the end; the last step's output decoded as `type_`. See `Client.result`."""
         return self._client.result(self.workflow_id, timeout, type_)
 
+    def stream(self, last_event_id: str | None = None, **options: Any) -> Iterator[StreamEvent]:
+        """What the workflow shows while it works, until its end. See `Progress.follow`."""
+        return self._client.follow(self.workflow_id, last_event_id, **options)
+
 
 class Client(Closing):
     """Everything that a process may do with workflows without running them. Safe for many threads."""
@@ -108,6 +108,7 @@ class Client(Closing):
         pause: Event,
         *,
         input_bytes_max: int,
+        streams: ClientStreams | None = None,
         closers: Sequence[Callable[[], None]] = (),
     ) -> None:
         super().__init__(closers)
@@ -115,7 +116,8 @@ class Client(Closing):
         self._queue = queue
         self._clock = clock
         self._ids = ids
-        self._pause = pause
+        self._streams = streams
+        self.progress = Progress(store, clock, pause, streams)
         self._input_bytes_max = input_bytes_max
         self._inbox = Inbox(store, self._enqueue, self._commit_id, pause)
 
@@ -123,7 +125,7 @@ class Client(Closing):
 
     def start_or_resume(
         self,
-        plan: Plan,
+        plan: Plan | Definition,
         *,
         biz_key: str,
         input: Any = None,
@@ -133,16 +135,18 @@ class Client(Closing):
     ) -> Handle:
         """Register the one instance of `biz_key`, or find it; a failed one is replayed with the new input.
 
-        A `Snapshot` as `input` is submitted byte for byte (req-one-snapshot). An instance that failed in the very round
-        of the snapshot has been registered before: it is found (branch `failed`) and not run again, which only a new
-        round may do (req-two-failures). `before_write` is called before each write that may start a run; what it
-        raises ends the call, so that one who has lost the right to register does not.
+        A `Snapshot` as `input` is submitted byte for byte (req-one-snapshot). A failed instance that has run for the
+        round of the snapshot, in this run or one of the last RUNS_KEPT before it, is found (branch `failed`) and not
+        run again: only a new round may do that (req-two-failures), and a publisher that was held up since an old one
+        comes too late. `before_write` is called before each write that may start a run; what it raises ends the call,
+        so that one who has lost the right to register does not.
 
-        Raises InvalidId, InvalidInput, TooLarge, InvalidPriority, InputIdentityChanged, DefinitionMismatch (the key
-        belongs to another type) before any write, and
-        StoreUnavailable or OutcomeUnknown when the durable store can not say what happened; the call may be
-        repeated. A dead Redis does not fail it (sor-enqueue-failure).
+        Raises InvalidDefinition, InvalidId, InvalidInput, TooLarge, InvalidPriority, InputIdentityChanged,
+        DefinitionMismatch (the key belongs to another type) before any write, and StoreUnavailable or OutcomeUnknown
+        when the durable store can not say what happened; the call may be repeated. A dead Redis does not fail it
+        (sor-enqueue-failure).
         """
+        plan = plan_of(plan)
         insert = self._insert(plan, biz_key, input, lane_of(priority), start_delay)
         round_ = round_of(input.data) if isinstance(input, Snapshot) else None
         for _ in range(_RACES_MAX):
@@ -154,28 +158,39 @@ class Client(Closing):
                 decided = self._existing(plan, found, insert, round_, before_write)
             if decided is None:
                 continue  # another caller changed it between the reading and the write: read again
-            branch, instance = decided
-            self._enqueue([instance])
-            return Handle(self, instance, branch)
+            handle = Handle(self, decided[1], decided[0])
+            self._activated(plan, [handle])
+            self._enqueue([handle.instance])
+            return handle
         raise OutcomeUnknown(f"{biz_key}: changed {_RACES_MAX} times while it was being read")
 
     def start_many(
-        self, plan: Plan, requests: Sequence[tuple[str, Any]], *, priority: int | str = "async"
+        self, plan: Plan | Definition, requests: Sequence[tuple[str, Any]], *, priority: int | str = "async"
     ) -> list[Handle]:
         """As `start_or_resume` for (biz_key, input) pairs, at the price of few commits and one round trip."""
+        plan = plan_of(plan)
         inserts = [self._insert(plan, key, value, lane_of(priority), timedelta(0)) for key, value in requests]
         answers = self._store.insert_all(inserts)
         handles: list[Handle] = []
-        fresh: list[Instance] = []
+        fresh: list[Handle] = []
         for (key, value), answer in zip(requests, answers, strict=True):
             if isinstance(answer, Inserted):
-                instance = to_instance(answer.document)
-                fresh.append(instance)
-                handles.append(Handle(self, instance, "created"))
+                fresh.append(Handle(self, to_instance(answer.document), "created"))
+                handles.append(fresh[-1])
             else:
                 handles.append(self.start_or_resume(plan, biz_key=key, input=value, priority=priority))
-        self._enqueue(fresh)
+        self._activated(plan, fresh)
+        self._enqueue([handle.instance for handle in fresh])
         return handles
+
+    def _activated(self, plan: Plan, handles: Sequence[Handle]) -> None:
+        """What an earlier run showed goes before anybody is woken for this one, or the first frames of a fast worker go
+        as well (sor-reset-before-enqueue). Best effort: no registration fails for it, or waits beyond one call."""
+        if not plan.streams or self._streams is None:
+            return
+        for handle in handles:
+            if handle.execution_activated and not self._streams.reset(handle.instance):
+                break
 
     def _insert(self, plan: Plan, biz_key: str, value: Any, lane: int, delay: timedelta) -> Insert:
         check_id(biz_key, "biz_key")
@@ -237,7 +252,7 @@ class Client(Closing):
             return "parked", instance
         if instance.status != FAILED:
             return cast(Branch, instance.status), instance
-        if round_ is not None and round_of(instance.input) == round_:
+        if round_ is not None and round_ in rounds_of(instance):
             return "failed", instance
         before_write()  # after the reading: the replay misses when anything has happened to the instance since
         return self._replay(plan, instance, insert)
@@ -318,6 +333,8 @@ class Client(Closing):
         self._inbox.mark_consumed(workflow_id)
         document = settled(self._store, transitions.supersede(workflow_id, commit_id=self._commit_id()))
         if document is not None:
+            if self._streams is not None:
+                self._streams.finish_now(to_instance(document))
             return Superseded(True, document["status"])
         instance = self.get(workflow_id)
         return Superseded(False, None if instance is None else instance.status)
@@ -335,26 +352,15 @@ class Client(Closing):
 
     def get(self, workflow_id: str) -> Instance | None:
         """The instance as it is now."""
-        document = self._store.get(INSTANCES, workflow_id)
-        return None if document is None else to_instance(document)
+        return self.progress.get(workflow_id)
 
     def result(self, workflow_id: str, timeout: timedelta, type_: Any = Any) -> Any:
-        """Wait until the workflow ends; the output of its last step, decoded as `type_`.
+        """Wait until the workflow ends; the output of its last step, decoded as `type_`. See `Progress.result`."""
+        return self.progress.result(workflow_id, timeout, type_)
 
-        Raises WorkflowFailed, WorkflowWasCanceled, Parked, UnknownWorkflow, or ResultTimeout after `timeout`.
-        """
-        deadline_ms = self._clock.boot_ms() + round(timeout.total_seconds() * 1000)
-        delay_s = _POLL_FIRST_S
-        while True:
-            instance = self.get(workflow_id)
-            if instance is None:
-                raise UnknownWorkflow(f"workflow {workflow_id!r} does not exist")
-            if instance.ended:
-                return _outcome(instance, type_)
-            if self._clock.boot_ms() >= deadline_ms:
-                raise ResultTimeout(f"workflow {workflow_id} is still {instance.status} after {timeout}")
-            self._pause.wait(delay_s)
-            delay_s = min(delay_s * 1.5, _POLL_MAX_S)
+    def follow(self, workflow_id: str, last_event_id: str | None = None, **options: Any) -> Iterator[StreamEvent]:
+        """What the workflow shows while it works, event by event, until its end. See `Progress.follow`."""
+        return self.progress.follow(workflow_id, last_event_id, **options)
 
     def _enqueue(self, instances: Sequence[Instance]) -> None:
         """Tell the queue whatever the branch was (sor-enqueue-always): a vain candidate costs one vain claim."""
@@ -381,17 +387,3 @@ def lane_of(priority: int | str) -> int:
     if isinstance(priority, int) and not isinstance(priority, bool) and 0 <= priority < len(PRIORITIES):
         return priority
     raise InvalidPriority(f"priority: {priority!r} is neither 0–3 nor one of {', '.join(PRIORITIES)}")
-
-
-def _outcome(instance: Instance, type_: Any) -> Any:
-    if instance.parked is not None:
-        raise Parked(f"workflow {instance.workflow_id} is parked: {instance.parked.reason}")
-    if instance.status == COMPLETED:
-        last = instance.steps[-1].name
-        data = instance.outputs.get(last)
-        return None if data is None else decode(data, type_, f"output of step {last}")
-    if instance.status == CANCELED:
-        raise WorkflowWasCanceled(f"workflow {instance.workflow_id} was canceled")
-    error = instance.error
-    detail = "no error was recorded" if error is None else f"{error.type}: {error.message}"
-    raise WorkflowFailed(f"workflow {instance.workflow_id} failed: {detail}")

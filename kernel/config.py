@@ -98,6 +98,28 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The net beneath a hand-over: who was refused for concurrency asks again by itself after that time, times its
     place in line over the limit, and after 600 s at most (prm-retry-delay)."""
 
+    stream_flush_s: Seconds = 0.1
+    """How long text for a client's stream is gathered into one frame (sse-aggregate)."""
+    stream_flush_bytes: Annotated[int, Meta(ge=1, le=16_384)] = 1024
+    """A frame with as much text is sent at once."""
+    stream_buffer_bytes: Annotated[int, Meta(ge=16_384, le=64 * 1024 * 1024)] = 256 * 1024
+    """What may wait for a slow Redis in one worker and claim; beyond it frames are dropped and counted."""
+    stream_bytes_max: Annotated[int, Meta(ge=4096, le=256 * 1024 * 1024)] = 4 * 1024 * 1024
+    """All frames of one stream in Redis, each counting 64 bytes more than it has; beyond it frames are dropped."""
+    stream_running_s: Seconds = 6 * 3600.0
+    """How long frames live after the last one was appended: longer than a slow step is silent (sse-ttl-running)."""
+    stream_read_out_s: Seconds = 60.0
+    """How long frames live after the terminal frame (sse-ttl-terminal)."""
+    stream_kept_s: Seconds = 240.0
+    """How long generation and terminal reference live after the end, for readers who come back. Later ones get the end
+    and the result from the store."""
+    stream_poll_s: Annotated[float, Meta(ge=0.01, le=60)] = 1.0
+    """The net beneath wakeups: a reader looks for frames at least so often."""
+    stream_check_s: Annotated[float, Meta(ge=0.05, le=600)] = 5.0
+    """How often a reader asks the store whether the workflow has ended (sse-terminal-retry)."""
+    stream_heartbeat_s: Annotated[float, Meta(ge=0.1, le=600)] = 15.0
+    """A reader without news gets a heartbeat so often, so that no proxy takes its connection for dead (A82)."""
+
     lane_weights: tuple[Positive, Positive, Positive, Positive] = (8, 6, 4, 2)
     lane_burst: Count = 8
     redis_budget_s: Seconds = 1.0

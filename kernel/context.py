@@ -17,6 +17,7 @@ from kernel.errors import InsideStep, KernelError
 from kernel.flows import Flows
 from kernel.records import ErrorRecord, Instance, Resume
 from kernel.signals import Signal, SignalReceipt
+from kernel.stream_sink import NoSink, Sink
 
 T = TypeVar("T")
 
@@ -45,6 +46,7 @@ class Context:
         remaining_ms: Callable[[], int],
         flows: Flows,
         may_start: bool = False,
+        stream: Sink | None = None,
     ) -> None:
         self._instance = instance
         self._index = step_index
@@ -55,6 +57,7 @@ class Context:
         self._remaining_ms = remaining_ms
         self._flows = flows
         self._may_start = may_start
+        self._stream = stream or NoSink()
         self._input: Any = None
         self._input_decoded = False
         self.prepared = prepared
@@ -153,6 +156,13 @@ class Context:
         """The application's ports. Checks the fence."""
         self.check()
         return self._ports
+
+    @property
+    def stream(self) -> Sink:
+        """What the client sees while a step with `streams=True` works; in any other step it shows nothing. Checks the
+        fence. Writing never waits and never fails for Redis; what is lost changes no result (sse-sink)."""
+        self.check()
+        return self._stream
 
     def deliver_signals(self, signals: Sequence[Signal]) -> list[SignalReceipt]:
         """Tell other workflows that a fact has changed; write the fact first (sig-business-first). Checks the fence.

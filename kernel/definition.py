@@ -15,9 +15,9 @@ from typing import Any, Literal
 import msgspec
 
 from kernel.codec import decode
-from kernel.errors import CheckpointError, InvalidDefinition, InvalidInput
+from kernel.errors import CheckpointError, InvalidDefinition, InvalidId, InvalidInput, InvalidName
 from kernel.fingerprint import fingerprint
-from kernel.ids import check_name
+from kernel.ids import check_name, check_resource
 from kernel.records import definition_key
 
 Activity = Callable[..., Any]
@@ -124,6 +124,8 @@ class Plan(msgspec.Struct, frozen=True):
     input: Any = None
     identity: tuple[str, ...] = ()
     on_changed_plan: Literal["refuse", "fresh_run"] = "refuse"
+    streams: bool = False
+    """Whether a step shows a client its way: a new run then begins with an empty stream (sor-stream-reset)."""
 
     def __post_init__(self) -> None:
         check_name(self.type, "Plan.type")
@@ -160,14 +162,20 @@ def plan(
     input: Any = None,
     identity: Sequence[str] = (),
     on_changed_plan: Literal["refuse", "fresh_run"] = "refuse",
+    streams: bool = False,
 ) -> Plan:
     """A Plan written by hand: step names in order, or (name, dependencies) where one does not follow the one before."""
     entries = [(entry, None) if isinstance(entry, str) else (entry[0], tuple(entry[1])) for entry in steps]
-    return Plan(type, _explicit(entries), input, tuple(identity), on_changed_plan)
+    return Plan(type, _explicit(entries), input, tuple(identity), on_changed_plan, streams)
 
 
 class Definition(msgspec.Struct, frozen=True, kw_only=True):
-    """One workflow type: its steps, its finalizers, and how its context is rebuilt (spl-definition-contents)."""
+    """One workflow type: its steps, its finalizers, and how its context is rebuilt (spl-definition-contents).
+
+    `resource` limits how many workflows may run steps at once, beside what each step declares (prm-tenant): a name, or
+    a function of the input that returns one, as `lambda job: f"tenant_work:{job.tenant}"`. The function is called for
+    every claim and must be pure and quick. A workflow that waits holds no place.
+    """
 
     type: str
     steps: Sequence[Step]
@@ -178,6 +186,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     prepare: Callable[[Any], Any] | None = None
     on_changed_plan: Literal["refuse", "fresh_run"] = "refuse"
     on_poison: Literal["park", "fail"] = "park"
+    resource: str | Callable[[Any], str] | None = None
 
     def __post_init__(self) -> None:
         check_name(self.type, "Definition.type")
@@ -189,6 +198,8 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
                 raise InvalidDefinition(f"{self.type}: {name} is not callable")
         if self.on_poison not in ("park", "fail") or self.on_changed_plan not in ("refuse", "fresh_run"):
             raise InvalidDefinition(f"{self.type}: on_poison is park or fail, on_changed_plan refuse or fresh_run")
+        if self.resource is not None and not callable(self.resource):
+            check_resource(self.resource, f"{self.type}: resource")
         self._check_identity()
         _ = self.plan  # the graph is refused when the Definition is made, not when it first runs
 
@@ -200,10 +211,33 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
             if fields is not None and field not in fields:
                 raise InvalidDefinition(f"{self.type}: identity field {field!r} is not a field of the input")
 
+    def resource_of(self, data: bytes) -> str | None:
+        """The resource of a workflow with this encoded input; None without one. Raises InvalidDefinition when the
+        function fails or returns no resource, CheckpointError for an input that does not decode."""
+        if self.resource is None or isinstance(self.resource, str):
+            return self.resource
+        value = decode(data, Any if self.input is None else self.input, f"input of {self.type}")
+        try:
+            return check_resource(self.resource(value), f"{self.type}: resource")
+        except (InvalidName, InvalidId) as error:
+            raise InvalidDefinition(str(error)) from None
+        except Exception as error:
+            raise InvalidDefinition(f"{self.type}: resource: the function raised {type(error).__name__}") from error
+
     @property
     def plan(self) -> Plan:
         steps = _explicit((step.name, step.depends_on) for step in self.steps)
-        return Plan(self.type, steps, self.input, tuple(self.identity), self.on_changed_plan)
+        streams = any(step.streams for step in self.steps)
+        return Plan(self.type, steps, self.input, tuple(self.identity), self.on_changed_plan, streams)
+
+
+def plan_of(given: Plan | Definition) -> Plan:
+    """The Plan of whatever a publisher has at hand. Raises InvalidDefinition."""
+    if isinstance(given, Definition):
+        return given.plan
+    if not isinstance(given, Plan):
+        raise InvalidDefinition(f"plan: give a Plan or a Definition, not {type(given).__name__}")
+    return given
 
 
 def _explicit(steps: Iterable[tuple[str, Sequence[str] | None]]) -> tuple[PlanStep, ...]:

@@ -21,7 +21,9 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from kernel.codec import decode
-from kernel.errors import CheckpointError, CorruptRecord, UnknownVersion
+from kernel.errors import CheckpointError, CorruptRecord, InvalidId, UnknownVersion
+from kernel.ids import check_id
+from kernel.records import Instance
 
 INTENT_VERSION = 1
 INTENT_FIELD = "workflow_dispatch"
@@ -44,13 +46,18 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 def round_of(data: bytes) -> str | None:
-    """The round that an encoded input serves; None when it names none or does not decode."""
+    """The round that an encoded input serves; None when it does not decode, or names nothing that could be a round."""
     try:
         value: Any = decode(data, Any, "input")
-    except (CheckpointError, UnknownVersion):
+        return check_id(value.get(ROUND_FIELD), ROUND_FIELD) if isinstance(value, Mapping) else None
+    except (CheckpointError, UnknownVersion, InvalidId):
         return None
-    found = value.get(ROUND_FIELD) if isinstance(value, Mapping) else None
-    return found if isinstance(found, str) else None
+
+
+def rounds_of(instance: Instance) -> frozenset[str]:
+    """The rounds that an instance runs, or has run, for; of the runs before this one it knows the last RUNS_KEPT."""
+    found = (round_of(instance.input), *(run.round for run in instance.runs))
+    return frozenset(one for one in found if one is not None)
 
 
 class Intent(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +109,11 @@ class DispatchSource(Protocol):
     @property
     def name(self) -> str:
         """Names the source in Redis, in status and in commands: a name (DECISIONS 25)."""
+        ...
+
+    @property
+    def key_field(self) -> str:
+        """The field in which an object has its id, and an input that names its object may have it."""
         ...
 
     def now_ms(self) -> int:

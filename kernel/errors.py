@@ -108,6 +108,24 @@ class UnknownVersion(Refused):
     code = "unknown_version"
 
 
+class UnsupportedCompactVersion(UnknownVersion):
+    """A stream record of a version that this kernel does not know (sse-unknown-version)."""
+
+    code = "unsupported_compact_version"
+
+
+class UnknownRecordType(Refused):
+    """A stream record of a known version and an unknown type (sse-other-types)."""
+
+    code = "unknown_record_type"
+
+
+class UnknownStream(Refused):
+    """A client asked for a stream by an object or round that the workflow does not have now (sse-identity)."""
+
+    code = "unknown_stream"
+
+
 class UnknownWorkflow(Refused):
     """No instance has that workflow_id."""
 

@@ -15,6 +15,8 @@ from typing import Any
 from kernel.errors import InvalidObject, InvalidTransition
 from kernel.store.conditional import parse
 
+TIMES = range(-62_135_596_800_000, 253_402_300_800_000)
+"""Milliseconds since the epoch from the year 1 to the year 9999: what every store keeps and gives back as it was."""
 _INTEGERS = range(-(2**63), 2**63)
 _DEPTH_MAX = 32
 
@@ -33,6 +35,8 @@ def plain(name: str, value: Any, where: str, depth: int = 0) -> Any:
         case int():
             if value not in _INTEGERS:
                 raise InvalidObject(f"{where}: {value} is beyond 64 bits")
+            if name.endswith("_time") and value not in TIMES:
+                raise InvalidObject(f"{where}: {value} ms is no time between the years 1 and 9999")
             return value
         case float():
             if math.isnan(value):

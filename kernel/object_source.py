@@ -14,6 +14,7 @@ from kernel import transitions
 from kernel.dispatch import (
     DISPATCHED,
     INTENT_FIELD,
+    OPEN,
     PENDING,
     PROCESSING,
     REFUSED,
@@ -22,7 +23,8 @@ from kernel.dispatch import (
     Intent,
     to_intent,
 )
-from kernel.errors import CorruptRecord, OutcomeUnknown, StoreUnavailable
+from kernel.errors import CorruptRecord, InvalidIntent, OutcomeUnknown, StoreUnavailable
+from kernel.fields import TIMES
 from kernel.ids import check_id
 from kernel.intents import snapshot
 from kernel.objects import Objects, Status
@@ -31,7 +33,7 @@ from kernel.store.conditional import Applied, AtMost, Transition
 from kernel.store.protocol import Query, Store
 from kernel.transitions.dispatch import DUE
 
-TIME_MAX = 253_402_300_799_999
+TIME_MAX = TIMES[-1]
 """The end of the year 9999. A scan bounded by it leaves out what is no time at all."""
 RACES_MAX = 8
 
@@ -48,6 +50,10 @@ class ObjectSource:
     @property
     def name(self) -> str:
         return self.declaration.name
+
+    @property
+    def key_field(self) -> str:
+        return self.declaration.key
 
     def now_ms(self) -> int:
         return self._store.now_ms()
@@ -68,7 +74,7 @@ class ObjectSource:
                 after=after,
             )
         )
-        return [DueIntent(object_id, due_time) for object_id, due_time in rows if isinstance(object_id, str)]
+        return [DueIntent(object_id, due_time) for object_id, due_time in rows]
 
     def claim(self, object_id: str, seen: Intent, claim_token: str, lease_ms: int) -> Intent | None:
         kept = self.declaration.legacy_input is not None
@@ -94,20 +100,34 @@ class ObjectSource:
         return due_time if isinstance(due_time, int) else None
 
     def refuse(self, object_id: str, fencing_token: str, claim_token: str | None, reason: str) -> bool:
+        def refusal(**standing: Any) -> Transition:
+            return transitions.refuse_dispatch(
+                self._place, object_id, fencing_token, claim_token, visible(reason), **standing
+            )
+
+        def standing(row: Document) -> bool:
+            if claim_token is None:
+                return is_at(row, fencing_token, PENDING)
+            return is_at(row, fencing_token, PROCESSING) and lease_of(row) == claim_token
+
+        return self._refused(object_id, fencing_token, standing, refusal)
+
+    def _refused(
+        self,
+        object_id: str,
+        fencing_token: str,
+        standing: Callable[[Document], bool],
+        refusal: Callable[..., Transition],
+    ) -> bool:
+        """Refuse an intent that is `standing`, and close its object if that is live; also True when it is refused
+        already. `refusal` gets the business status as it was seen, and misses when that has changed meanwhile."""
         for _ in range(RACES_MAX):
             document = self._store.get(self._place, check_id(object_id, self.declaration.key))
-            if document is None or not is_at(document, fencing_token, PENDING if claim_token is None else PROCESSING):
+            if document is None or not standing(document):
                 return document is not None and is_at(document, fencing_token, REFUSED)
-            if claim_token is not None and lease_of(document) != claim_token:
-                return False
             seen = status_of(document, self.declaration.status)
             live = seen in (None, self.declaration.initial, self.declaration.processing)
-            transition = transitions.refuse_dispatch(
-                self._place,
-                object_id,
-                fencing_token,
-                claim_token,
-                visible(reason),
+            transition = refusal(
                 status_field=self.declaration.status,
                 seen_status=seen,
                 closed=self.declaration.closed if live else None,
@@ -130,7 +150,11 @@ class ObjectSource:
         if build is not None and "input" not in stored:
             token = str(stored.get(ROUND_FIELD))
             what = f"legacy input of {self.name} {object_id!r}"
-            value = build({name: value for name, value in document.items() if name != INTENT_FIELD})
+            try:
+                value = build({name: value for name, value in document.items() if name != INTENT_FIELD})
+            except Exception as error:
+                # The user's own code and one document: whoever reads many objects goes on with the next.
+                raise InvalidIntent(f"{what}: {visible(f'{type(error).__name__}: {error}')}") from error
             stored = {**stored, "input": snapshot(value, token, what, self.declaration.input_bytes_max)}
         return to_intent(stored, object_id)
 
@@ -141,9 +165,18 @@ class ObjectSource:
         except StoreUnavailable as error:
             raise OutcomeUnknown(f"{self.name} {object_id!r}: {error}") from None
 
-    def _settled(self, transition: Transition, landed: Callable[[Document], bool]) -> Document | None:
+    def _settled(
+        self,
+        transition: Transition,
+        landed: Callable[[Document], bool],
+        again: Callable[[Document], Transition | None] | None = None,
+    ) -> Document | None:
         """The row after `transition`, or None when it missed. After a lost answer `landed` looks at the row, and what
-        did not land is sent once more: "missed" would be wrong."""
+        did not land is sent once more: "missed" would be wrong.
+
+        The writes on an intent hit once at most, so a second copy does no harm. For any other, `again` says of the row
+        that was read what may be sent; None when it would miss; it raises OutcomeUnknown when the row does not tell.
+        """
         check_id(transition.key, self.declaration.key)
         try:
             answer = self._store.apply(transition)
@@ -151,11 +184,18 @@ class ObjectSource:
             row = self._reread(transition.key)
             if row is not None and landed(row):
                 return row
-            answer = self._store.apply(transition)
+            second = transition if again is None or row is None else again(row)
+            if second is None:
+                return None
+            answer = self._store.apply(second)
             if not isinstance(answer, Applied):
-                # The first copy may have landed after the reading.
+                # The first copy may have landed after the reading, or somebody else has written.
                 row = self._reread(transition.key)
-                return row if row is not None and landed(row) else None
+                if row is None or landed(row):
+                    return row
+                if again is not None and again(row) is not None:
+                    raise OutcomeUnknown(f"{self.name} {transition.key!r}: others write to it all the time") from None
+                return None
         return answer.document if isinstance(answer, Applied) else None
 
 
@@ -180,6 +220,10 @@ def round_of_row(document: Document) -> Any:
 
 def lease_of(document: Document) -> Any:
     return _embedded(document).get("claim_token")
+
+
+def is_open(document: Document, fencing_token: str) -> bool:
+    return any(is_at(document, fencing_token, status) for status in OPEN)
 
 
 def is_at(document: Document, fencing_token: str, status: str) -> bool:

@@ -75,6 +75,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     external_wait_ms: int = 0
     traffic_wait_ms: int = 0
     traffic_wait_count: int = 0
+    traffic_since_time: int | None = None
+    """Since when it waits for a permit; `traffic_wait_ms` grows by that wait when it is entered (prm-traffic-ms)."""
     due_time: int | None = None
     """A pending step may not start earlier: retry back-off or permit wait."""
     started_time: int | None = None
@@ -114,7 +116,10 @@ class DeferredRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PermitWaitRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A step that was refused a permit: which resource, and since when (prm-refused)."""
+    """Who was refused a permit last: which resource, and since when (prm-refused).
+
+    `step` is a step's name, or `$workflow` where the workflow as a whole waits for its own resource (prm-tenant).
+    """
 
     resource: str
     step: str
@@ -128,6 +133,9 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     status: InstanceStatus
     finish_time: int | None = None
     error: ErrorRecord | None = None
+    round: str | None = None
+    """The business round that its input served: a late publisher of it must not start it over. None: none was named,
+    or the row is older than this field."""
 
 
 class Instance(msgspec.Struct, frozen=True, kw_only=True):

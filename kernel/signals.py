@@ -47,14 +47,16 @@ class SignalReceipt(msgspec.Struct, frozen=True, kw_only=True):
     and `matched` when a wait has taken it, by this call or by a sweep that was faster.
 
     None of them says that a wait will ever match: a signal to an unknown or ended workflow is kept and wakes nobody
-    (sig-terminal-target); `target` tells how the workflow stood: its status, `unknown`, or `unreadable` when its row
-    can not be read now: the signal is stored, and a sweep goes on with it.
+    (sig-terminal-target). `conflict`: the signal_id was used for another signal before, so this one is not stored and
+    reaches nobody; it needs an id of its own. `target` tells how the workflow stood: its status, `unknown`, or
+    `unreadable` when its row can not be read now: the signal is stored, and a sweep goes on with it.
     """
 
     signal_id: str
     duplicate: bool = False
     activated: bool = False
     matched: bool = False
+    conflict: bool = False
     target: str = "unknown"
 
 

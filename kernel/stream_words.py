@@ -57,8 +57,8 @@ class StreamId(msgspec.Struct, frozen=True):
     def of(instance: Instance) -> StreamId:
         """The stream of an instance's present round.
 
-        Object and round are `object_id` and `fencing_token` of its input. A workflow that was not started for a
-        business object has its biz_key for an object, and each run is a round of its own, `run-<n>`.
+        Object and round are `object_id` and `fencing_token` of its input. Where it names no object, the biz_key stands
+        for it, whose last part it is (id-biz-key); where it names no round, each run is one, `run-<n>`.
         """
         try:
             value: Any = decode(instance.input, Any, "input")

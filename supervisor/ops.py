@@ -6,6 +6,7 @@ Exit status: 0 done, 1 the thing asked for failed, 2 usage, 69 the store can not
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ from kernel.signals import Signal
 
 EXIT_UNAVAILABLE = 69
 WAIT_DEFAULT_S = 3600.0
+_SHOWN_MAX = 400
 
 
 @click.group()
@@ -173,8 +175,11 @@ def signal(
         wait_key=wait_key,
         generation=generation,
     )
+    logging.getLogger("kernel.signals").setLevel(logging.ERROR)  # the receipt says the same, in one line
     receipt = _client(_config(data_dir, config_file)).deliver_signals([made])[0]
     _print({"v": 1, **msgspec.to_builtins(receipt)}, as_json=as_json)
+    if receipt.conflict:
+        raise click.ClickException(f"id {_visible(signal_id)} was used for another signal: this one is not delivered")
 
 
 @workflow.command()
@@ -243,10 +248,18 @@ def _lines(instance: Instance) -> list[str]:
         lines.append(
             f"  {step.name:<24} {step.status:<10} attempt {step.attempt} takeovers {step.takeovers}  {times}{error}"
         )
+        if step.checkpoint is not None:
+            lines.append(f"    checkpoint {_short(step.checkpoint)}")
     if instance.status == "completed":
         last = instance.outputs.get(instance.steps[-1].name)
-        lines.append(f"result    {json.dumps(None if last is None else _decoded(last), ensure_ascii=False)[:400]}")
+        lines.append(f"result    {'null' if last is None else _short(last)}")
     return lines
+
+
+def _short(data: bytes) -> str:
+    """The beginning of a stored value; the whole of it is in the JSON."""
+    text = json.dumps(_decoded(data), ensure_ascii=False)
+    return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}…"
 
 
 def _now(instance: Instance) -> str:

@@ -17,7 +17,7 @@ from kernel.app import App, PortsRequest
 from kernel.clock import SystemClock
 from kernel.config import Config, load
 from kernel.dispatch import DispatchSource, DueIntent
-from kernel.errors import CorruptRecord, Refused, StoreUnavailable, UnknownVersion
+from kernel.errors import KernelError, StoreUnavailable, Unavailable
 from kernel.runtime import OBJECTS_FILE, load_app, open_objects, open_sources
 from supervisor.ops_shell import clock_text, shell_command, visible
 
@@ -95,11 +95,15 @@ def _open_intents(source: DispatchSource) -> Iterator[Pending]:
 
 
 def _read(source: DispatchSource, due: DueIntent) -> Pending | None:
-    """None for an intent that has ended since the page was read."""
+    """None for an intent that has ended since the page was read. What one object does to its reader, whose code may be
+    the user's own, hides no other: only a store that does not answer ends the listing."""
     try:
         intent = source.read(due.object_id)
-    except (UnknownVersion, CorruptRecord, Refused) as error:
-        return Pending(source.name, due.object_id, "unreadable", due.due_time, error=f"{error.code}: {error}")
+    except Unavailable:
+        raise
+    except Exception as error:
+        what = error.code if isinstance(error, KernelError) else type(error).__name__
+        return Pending(source.name, due.object_id, "unreadable", due.due_time, error=f"{what}: {error}")
     if intent is None or intent.due_time is None:
         return None
     return Pending(

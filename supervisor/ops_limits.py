@@ -16,11 +16,11 @@ import msgspec
 
 from kernel.clock import SystemClock
 from kernel.config import Config, Limit, load
-from kernel.coordination.permit_words import WORKFLOW, PermitStats
 from kernel.coordination.permits import Permits
 from kernel.errors import CoordinationRejected, CoordinationUnavailable, KernelError, StoreUnavailable
 from kernel.ids import check_id, check_resource
 from kernel.limits import change_limit, in_force, kind_of, list_limits, read_limit
+from kernel.permit_words import WORKFLOW, PermitStats
 from kernel.records import Instance, to_instance
 from kernel.runtime import embedded_redis_url, load_app, open_permits, open_store
 from kernel.store.protocol import Store

@@ -2,8 +2,8 @@
 
 keys builds every name; endpoint knows where the server is; scripts calls the Lua of `lua/` within a time limit and
 behind the breaker; lanes are the four ready queues; dispatch_index says which intents are due; permits count the calls
-to resources; wakeup shortens the sleep of idle workers. Only kernel errors leave this package: CoordinationUnavailable
-(go on from the store) and CoordinationRejected.
+to resources; streams hold what clients see; wakeup shortens the sleep of those who wait. Only kernel errors leave this
+package: CoordinationUnavailable (go on from the store) and CoordinationRejected.
 """
 
 from kernel.coordination.breaker import BootClock, CircuitBreaker
@@ -11,10 +11,11 @@ from kernel.coordination.dispatch_index import DispatchIndex
 from kernel.coordination.endpoint import Connector, RedisEndpoint, parse_redis_url
 from kernel.coordination.keys import Keys
 from kernel.coordination.lanes import LaneEntry, LanePolicy, LaneReport, Lanes, LaneStats, Popped, PushCount
-from kernel.coordination.permit_words import Granted, Owner, Permit, PermitStats, Refused, Renewal
 from kernel.coordination.permits import Permits
 from kernel.coordination.scripts import BoundScript, ScriptRunner
+from kernel.coordination.streams import Streams, StreamTerms
 from kernel.coordination.wakeup import WakeupListener
+from kernel.permit_words import Granted, Owner, Permit, PermitStats, Refused, Renewal
 
 __all__ = [
     "BootClock",
@@ -39,6 +40,8 @@ __all__ = [
     "Refused",
     "Renewal",
     "ScriptRunner",
+    "StreamTerms",
+    "Streams",
     "WakeupListener",
     "parse_redis_url",
 ]

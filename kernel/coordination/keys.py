@@ -4,7 +4,7 @@ Every name is `wk1:{<namespace>}:<rest>`. `wk1` is the layout version: a change 
 prefix, so that releases with different layouts never read each other's keys (fpr-lua-versions); Redis is
 disposable, the new prefix is filled again from the store. The braces are a cluster's hash tag: all keys of a
 namespace, hence all keys of one script, lie in one slot (dc-lua-keys). A namespace is checked against a strict
-pattern and no other text from outside enters a key, so no id can reach another key (A39).
+pattern, and other text from outside enters a key only escaped or as a hash, so no id can reach another key (A39).
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class Keys:
     """The names of one namespace, ready to send. Raises InvalidName for a namespace outside the name pattern."""
 
     __slots__ = (
-        "_by_name", "_prefix", "dispatch_channel", "lane_state", "lanes", "namespace", "stream_channel", "wakeup_channel",
+        "_by_name", "_prefix", "dispatch_channel", "lane_state", "lanes", "namespace", "stream_channel",
+        "wakeup_channel",
     )  # fmt: skip
 
     def __init__(self, namespace: str, *, layout: str = LAYOUT) -> None:

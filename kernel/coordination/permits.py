@@ -18,7 +18,10 @@ import msgspec
 
 from kernel.config import Limit
 from kernel.coordination.keys import LANES, Keys
-from kernel.coordination.permit_words import (
+from kernel.coordination.scripts import BoundScript, ScriptRunner
+from kernel.errors import CoordinationRejected
+from kernel.errors import Refused as BadArgument
+from kernel.permit_words import (
     REQUESTS,
     Grant,
     Granted,
@@ -31,9 +34,6 @@ from kernel.coordination.permit_words import (
     Released,
     Renewal,
 )
-from kernel.coordination.scripts import BoundScript, ScriptRunner
-from kernel.errors import CoordinationRejected
-from kernel.errors import Refused as BadArgument
 from lua import get
 
 OWNERS_MAX = 100
@@ -85,6 +85,15 @@ class Permits:
             return Granted(_KINDS[reply % 8], Permit(resource, owner, request, reply // 8))
         reason, ask_again_ms, place = reply
         return Refused(cast(Reason, reason.decode()), ask_again_ms, place)
+
+    def start(self, permit: Permit, limit: Limit) -> int:
+        """To be called right before the call is made: its start is counted from now on (prm-window). 0, or the
+        milliseconds to wait before asking once more, because the grant is too long ago."""
+        if not permit.epoch or not limit.max_starts_per_second:
+            return 0
+        bound = self._script("permit_start", permit.resource)
+        terms = f"{self.lease_ms} {limit.max_starts_per_second}"
+        return int(self._runner.call(bound, permit.owner.text, terms))
 
     def renew(self, permits: Sequence[Permit]) -> list[Renewal]:
         """Hold places for another lease, one call for each resource; the answers in the order given (prm-renew-script).

@@ -15,6 +15,10 @@ Rule 2    only the holder of the current claim_token advances an instance; whoev
     readiness   which steps may run, and where an instance rests when none may (pure)
     invoke      the single entry into business code: timeouts, panics, async
     outcomes    what a value or an error means for its step (pure)
+    entering    the writes before an invocation: begun, refused a permit, or taken back
+    permits     the places of this process: asked for, renewed, given back, handed on
+    claim_permits   those of one claim, and whether a workflow may be claimed because a place is there
+    activation  due waits are woken
     pausing     a step that is to be entered again: what it waits for, and the write that says so
     ending      prepare and the finalizers
     commit      a transition under a claim, whatever the connection does

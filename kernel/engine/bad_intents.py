@@ -38,21 +38,23 @@ class BadIntents:
         self._known: OrderedDict[str, _Bad] = OrderedDict()
         self._lock = threading.Lock()
 
-    def report(self, object_id: str, reason: str) -> None:
-        """Log the fault once per object and reason."""
+    def report(self, object_id: str, reason: str) -> bool:
+        """Log the fault once per object and reason; whether it is news."""
         with self._lock:
             fresh = self._noted(object_id, reason)[1]
         if fresh:
             log.error("the intent of %s in %s can not be dispatched and is kept: %s", object_id, self._source, reason)
+        return fresh
 
-    def rest(self, object_id: str, reason: str) -> None:
+    def rest(self, object_id: str, reason: str) -> bool:
         """As `report`, and leave it alone for a while, twice as long as the last time."""
-        self.report(object_id, reason)
+        fresh = self.report(object_id, reason)
         with self._lock:
             bad = self._noted(object_id, reason)[0]
             delay_ms = min(self._delay_ms * 2 ** min(bad.tries, 30), self._delay_max_ms)
             bad.tries += 1
             bad.until_ms = self._clock.boot_ms() + delay_ms
+        return fresh
 
     def missed(self, object_id: str) -> int:
         """It seemed due and could not be claimed: how many milliseconds to leave it alone, longer each time. Nothing is

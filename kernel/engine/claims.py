@@ -12,6 +12,7 @@ import threading
 from kernel.cancel import CancelReason, CancelToken
 from kernel.clock import Clock
 from kernel.errors import ClaimLost, Fenced
+from kernel.permit_words import Permit
 from kernel.records import Instance
 from kernel.transitions import Held
 
@@ -19,8 +20,18 @@ from kernel.transitions import Held
 class ActiveClaim:
     """Shared by the thread that runs the claim, the renewal thread and the fence's timer. All methods are short."""
 
-    def __init__(self, held: Held, instance: Instance, clock: Clock, *, sent_at_ms: int, fence_ms: int) -> None:
+    def __init__(
+        self,
+        held: Held,
+        instance: Instance,
+        clock: Clock,
+        *,
+        sent_at_ms: int,
+        fence_ms: int,
+        handed: Permit | None = None,
+    ) -> None:
         self.held = held
+        self._handed = handed
         self.instance = instance
         self._clock = clock
         self._fence_ms = fence_ms
@@ -82,6 +93,12 @@ class ActiveClaim:
     def detach(self, token: CancelToken) -> None:
         with self._lock:
             self._tokens.discard(token)
+
+    def take_handed(self) -> Permit | None:
+        """The place that was handed over to this workflow before it was claimed; once."""
+        with self._lock:
+            handed, self._handed = self._handed, None
+        return handed
 
     def end(self) -> None:
         """The claim was released, has ended, or this worker gave up on it: no renewal from here on."""

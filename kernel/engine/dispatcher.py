@@ -1,7 +1,8 @@
 """A dispatcher process from inside: intents, the sweeps, and the releases that a proof of death allows.
 
-Two loops, so that a slow registration holds up no sweep and a long sweep no registration. That of the intents sleeps
-until the next one is due, at most one poll interval, and is woken when one becomes due earlier than that.
+One loop sweeps, and each source of intents has another, so that a slow registration holds up no sweep, a long sweep no
+registration, and a source that hangs no other source. That of a source sleeps until its next intent is due, at most one
+poll interval, and is woken when one becomes due earlier than that.
 """
 
 from __future__ import annotations
@@ -23,8 +24,6 @@ class DispatcherLoop:
         self._s = services
         self._sweeps = sweeps
         self._outbox = outbox
-        self.wake = services.runner.event()
-        """Set when an intent becomes due earlier than this process knows."""
         self._stop = services.runner.event()
         self._moved_ms = services.clock.boot_ms()
         self._next_versions_ms = services.clock.boot_ms()
@@ -34,8 +33,8 @@ class DispatcherLoop:
         self.counters = {"queued": 0, "activated": 0, "released": 0, "deferred": 0}
 
     def start(self) -> None:
-        if self._outbox:
-            self._s.runner.spawn("outbox", self.run_outbox)
+        for source in self._outbox.sources:
+            self._s.runner.spawn(f"outbox.{source.name}", source.run)
         self._s.runner.spawn("dispatcher", self.run)
 
     def run(self) -> None:
@@ -43,27 +42,18 @@ class DispatcherLoop:
         while not self._stop.is_set():
             self.pass_once()
             self._stop.wait(self._s.settings.poll_ms / 1000)
-        if self._outbox:
-            self._outbox.ended.wait()
+        for source in self._outbox.sources:
+            source.ended.wait()
         self.done.set()
 
-    def run_outbox(self) -> None:
-        """Dispatch what is due, sleep until something is; until stopped.
-
-        The event is cleared before the round: a wakeup that comes during the round is not slept through.
-        """
-        while not self._stop.is_set():
-            self.wake.clear()
-            wait_ms = self._outbox.round()
-            if not self._stop.is_set():
-                self.wake.wait(wait_ms / 1000)
-        self._outbox.ended.set()
+    def wake(self) -> None:
+        """An intent has become due earlier than this process knows. Only sets flags."""
+        self._outbox.wake()
 
     def drain(self) -> None:
-        """Objects in hand are dispatched to their end; what was only taken from Redis is noted there again."""
+        """Nothing new is begun; `done` is set when what is in hand has come to its end."""
         self._stop.set()
-        self._outbox.stop.set()
-        self.wake.set()
+        self._outbox.drain()
 
     @property
     def draining(self) -> bool:
@@ -93,6 +83,8 @@ class DispatcherLoop:
         self._next_versions_ms = now_ms + self._s.settings.scan_ms
         deferred, _released = self._sweeps.defer_and_release(defer=now_ms >= self._may_defer_ms)
         self._count("deferred", deferred)
+        self._s.permits.sweep()
+        self._s.permits.pass_once()  # it holds none: what is owed of dead workers' places is released
 
     def release_owner(self, worker_id: str, *, counted: bool) -> list[str]:
         """Release the claims of a worker whose death is proved; the workflow_ids that are free now (DECISIONS 27)."""
@@ -111,8 +103,9 @@ class DispatcherLoop:
         now_ms = self._s.clock.boot_ms()
         loops = {"sweeps": (now_ms - self._moved_ms) / 1000}
         counters = {**self.counters, "commits": self._s.committer.commits}
+        for source in self._outbox.sources:
+            loops[f"outbox.{source.name}"] = (now_ms - source.moved_ms) / 1000
         if self._outbox:
-            loops["outbox"] = (now_ms - self._outbox.moved_ms) / 1000
             counters |= {f"intents_{name}": count for name, count in self._outbox.counters.items()}
         return {
             "loops": loops,

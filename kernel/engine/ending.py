@@ -20,15 +20,23 @@ from kernel.engine.services import Services
 from kernel.records import Instance
 from kernel.states import FAILED
 from kernel.store.conditional import Transition
+from kernel.stream_sink import Sink
 
 
 class Ending:
     """Prepare and finalizers of one claim; makes the contexts of its invocations."""
 
-    def __init__(self, services: Services, definition: Definition, claim: ActiveClaim) -> None:
+    def __init__(
+        self,
+        services: Services,
+        definition: Definition,
+        claim: ActiveClaim,
+        sink: Callable[[Instance, int | None], Sink],
+    ) -> None:
         self._s = services
         self._definition = definition
         self._claim = claim
+        self._sink = sink
         self._prepared: Any = None
 
     def context(
@@ -54,6 +62,7 @@ class Ending:
             remaining_ms=remaining_ms,
             flows=self._s.flows,
             may_start=may_start,
+            stream=self._sink(instance, index),
         )
 
     def prepare(self) -> bool:
@@ -63,7 +72,7 @@ class Ending:
             return True
         outcome = self._call("prepare", hook, self._s.settings.prepare_timeout_ms, may_start=False)
         if outcome.error is not None:
-            return self._defer("prepare", outcome.error)
+            return self.defer("prepare", outcome.error)
         self._prepared = outcome.value
         return True
 
@@ -73,7 +82,7 @@ class Ending:
         if hook is not None:
             outcome = self._call("success finalizer", hook, self._s.settings.finalizer_timeout_ms)
             if outcome.error is not None:
-                return self._defer("success finalizer", outcome.error)
+                return self.defer("success finalizer", outcome.error)
         instance = self._claim.instance
         committed = self._commit(partial(transitions.finish_completed, self._claim.held, instance))
         self._s.note("workflow.completed", workflow_id=committed.workflow_id, revision=committed.revision)
@@ -85,7 +94,7 @@ class Ending:
         if hook is not None:
             outcome = self._call("failure finalizer", hook, self._s.settings.finalizer_timeout_ms)
             if outcome.error is not None:
-                return self._defer("failure finalizer", outcome.error)
+                return self.defer("failure finalizer", outcome.error)
         committed = self._commit(partial(transitions.finish_failed, self._claim.held))
         self._s.note("workflow.failed", workflow_id=committed.workflow_id, status=FAILED, revision=committed.revision)
         return False
@@ -97,7 +106,8 @@ class Ending:
         self._claim.check()
         return outcome
 
-    def _defer(self, what: str, error: BaseException) -> bool:
+    def defer(self, what: str, error: BaseException) -> bool:
+        """Give the claim back with a growing delay, the error in the record; the claim is over (fin-error-visible)."""
         instance = self._claim.instance
         attempt = 1 if instance.finalizer is None else instance.finalizer.attempt + 1
         settings = self._s.settings

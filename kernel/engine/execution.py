@@ -14,14 +14,18 @@ from functools import partial
 from kernel import transitions
 from kernel.definition import Definition
 from kernel.engine import pausing, readiness
+from kernel.engine.claim_permits import ClaimPermits
 from kernel.engine.claims import ActiveClaim
 from kernel.engine.ending import Ending
+from kernel.engine.entering import Entering
 from kernel.engine.invoke import Outcome
 from kernel.engine.outcomes import Complete, Continue, Decision, GiveUp, Retry, Suspend, decide
+from kernel.engine.permits import Denied
 from kernel.engine.services import Services
-from kernel.errors import KernelError, StepTimeout, TooLarge
+from kernel.engine.streaming import ClaimStream
+from kernel.errors import CheckpointError, InvalidDefinition, KernelError, StepTimeout, TooLarge, UnknownVersion
 from kernel.records import Instance
-from kernel.states import FAILING, RUNNING, STEP_PENDING, STEP_RUNNING
+from kernel.states import FAILING, RUNNING, STEP_RUNNING
 from kernel.store.conditional import Transition
 from kernel.transitions import Rest
 
@@ -44,7 +48,10 @@ class Execution:
         self._claim = claim
         self._stopping = stopping
         self._depends_on = depends_on
-        self._ending = Ending(services, definition, claim)
+        self._stream = ClaimStream(services.streams, definition, claim)
+        self._ending = Ending(services, definition, claim, self._stream.sink)
+        self._permits = ClaimPermits(services.permits, definition, claim)
+        self._entering = Entering(services, definition, depends_on, claim)
         self._give_back = False
 
     def run(self) -> None:
@@ -63,6 +70,8 @@ class Execution:
             log.exception("the claim of %s ended with an error", self._claim.held.workflow_id)
         finally:
             self._s.renewals.drop(self._claim)
+            self._permits.end()
+            self._stream.end(self._claim.instance)
 
     def _advance(self) -> bool:
         """One decision on the newest record; whether the claim goes on."""
@@ -82,9 +91,11 @@ class Execution:
         now_ms = self._s.store.now_ms()
         if self._activate_own(instance, now_ms):
             return True
-        ready = readiness.ready(self._depends_on, instance.steps, now_ms)
+        ready = readiness.ready(self._depends_on, instance.steps, now_ms, self._permits.handed_step)
         if not ready:
             return self._release(instance)
+        if not self._admitted(ready[0]):
+            return False
         if len(ready) == 1:
             return self._solo(ready[0])
         return self._wave(ready)
@@ -96,11 +107,15 @@ class Execution:
         while True:
             decision, elapsed_ms = self._decided_before(index), 0
             if decision is None:
-                if not begun:
-                    self._begin(index)
-                if self._stopping():
-                    return self._unbegin(index)
-                decision, elapsed_ms = self._invoke(index)
+                with self._permits.of_step(index) as permitted:
+                    if isinstance(permitted, Denied):
+                        return self._rested(self._entering.wait_alone(index, permitted))
+                    if not begun:
+                        self._begin(index)
+                    if self._stopping():
+                        return self._unbegin(index)
+                    permitted()
+                    decision, elapsed_ms = self._invoke(index)
             if isinstance(decision, GiveUp):
                 self._give_up(index, decision, elapsed_ms, failing=True)
                 return self._claim.instance.status in (RUNNING, FAILING)
@@ -118,6 +133,7 @@ class Execution:
         finish = self._definition.success_finalizer is None and readiness.all_satisfied(after)
         following = None
         if not finish and not self._stopping():
+            # A permit is asked for before a step is begun: a step that needs one is never begun by this write.
             following = readiness.only_successor(self._depends_on, steps, index)
             if following is not None and self._definition.steps[following].resource is not None:
                 following = None
@@ -196,8 +212,13 @@ class Execution:
     def _one_of_wave(self, index: int) -> None:
         decision, elapsed_ms = self._decided_before(index), 0
         if decision is None:
-            self._begin(index)
-            decision, elapsed_ms = self._invoke(index)
+            with self._permits.of_step(index) as permitted:
+                if isinstance(permitted, Denied):
+                    self._entering.wait_beside_others(index, permitted)
+                    return
+                self._begin(index)
+                permitted()
+                decision, elapsed_ms = self._invoke(index)
         if isinstance(decision, Complete):
             self._commit_complete(index, decision, elapsed_ms, following=None, finish=False)
         elif isinstance(decision, GiveUp):
@@ -211,11 +232,7 @@ class Execution:
     # --- parts of both ---------------------------------------------------------------------------------
 
     def _begin(self, index: int) -> None:
-        instance = self._claim.instance
-        worker_id = self._s.worker.worker_id
-        committed = self._commit(
-            partial(transitions.begin_step, self._claim.held, instance, index, worker_id=worker_id)
-        )
+        committed = self._entering.begin(index)
         self._noted("step.started", committed, index, takeovers=committed.steps[index].takeovers)
 
     def _decided_before(self, index: int) -> Decision | None:
@@ -240,12 +257,7 @@ class Execution:
         self._noted("step.stuck", instance, index)
 
     def _unbegin(self, index: int) -> bool:
-        """The worker was told to stop between the commit and the entry: no attempt happened."""
-        rest = readiness.rest(
-            self._depends_on, readiness.projected(self._claim.instance.steps, index, STEP_PENDING, due_time=None)
-        )
-        committed = self._commit(partial(transitions.unbegin, self._claim.held, index, rest=rest))
-        self._s.enqueue([committed])
+        self._s.enqueue([self._entering.unbegin(index)])
         return False
 
     def _invoke(self, index: int) -> tuple[Decision, int]:
@@ -261,6 +273,7 @@ class Execution:
             partial(self._ending.context, instance, index),
             partial(self._mark_stuck, instance, index),
         )
+        self._stream.left(index)
         if outcome.error is not None and not isinstance(outcome.error, KernelError):
             # The record keeps one line; its author wants to see where it came from.
             log.warning("step %s of %s raised", step.name, instance.workflow_id, exc_info=outcome.error)
@@ -298,6 +311,14 @@ class Execution:
         # A miss says that the store's clock is a little behind our estimate of it: the step is due in a moment.
         return self._s.committer.attempt(self._claim, lambda commit_id: build(commit_id=commit_id)) is not None
 
+    def _admitted(self, index: int) -> bool:
+        """Whether the workflow as a whole may run steps; if not, the claim is over (prm-tenant)."""
+        try:
+            denied = self._permits.admit(index)
+        except (InvalidDefinition, CheckpointError, UnknownVersion) as error:
+            return self._ending.defer("resource", error)
+        return denied is None or self._rested(self._entering.wait_as_a_whole(index, denied))
+
     def _release(self, instance: Instance) -> bool:
         rest = readiness.rest(self._depends_on, instance.steps)
         committed = self._commit(partial(transitions.release, self._claim.held, status=RUNNING, rest=rest))
@@ -306,7 +327,9 @@ class Execution:
 
     def _rested(self, committed: Instance) -> bool:
         """The claim has ended: say when it goes on, and look whether a signal that it waits for is there already."""
-        self._s.enqueue([committed])
+        # Nobody is woken for the end of a wait for a permit: a place that becomes free wakes somebody itself.
+        self._s.enqueue([committed], wake=committed.permit_wait is None)
+        self._permits.told(committed)
         self._s.inbox.recheck(committed)
         return False
 

@@ -52,6 +52,7 @@ class _Delivery(msgspec.Struct):
     duplicate: bool = False
     activated: bool = False
     matched: bool = False
+    conflict: bool = False
     target: str = UNKNOWN
 
     def receipt(self) -> SignalReceipt:
@@ -60,6 +61,7 @@ class _Delivery(msgspec.Struct):
             duplicate=self.duplicate,
             activated=self.activated,
             matched=self.matched,
+            conflict=self.conflict,
             target=self.target,
         )
 
@@ -127,13 +129,13 @@ class Inbox:
         except (OutcomeUnknown, StoreUnavailable, CorruptRecord) as error:
             log.debug("the answer to %d signals was lost, each is looked at: %s", len(inserts), error)
         answers: list[InsertAnswer] = []
-        for insert in inserts:
+        for signal, insert in zip(signals, inserts, strict=True):
             stored = self._row(insert.key)
             if stored is None:
                 # Not there: sent once more, and what that says is said to the caller. A first copy that lands late
                 # makes it a duplicate, and a second row can not be.
                 answers.append(self._store.insert(insert))
-            elif stored.get("created_time") == insert.document["created_time"]:
+            elif stored.get("created_time") == insert.document["created_time"] and _is_of(stored, signal):
                 answers.append(Inserted(stored))
             else:
                 answers.append(Duplicate("signal_id"))
@@ -191,7 +193,7 @@ class Inbox:
                 # The producer may repeat because it died after the insert: go on from what is stored.
                 record = self._pending(signal.signal_id)
                 if record is None or identity_of(record) != identity_of(signal):
-                    self._note_other(signal)
+                    delivery.conflict = self._note_other(signal)
                     delivery.target = self._status(signal.workflow_id)
                     return
             delivery.activated, delivery.matched, delivery.target = self.match(signal)
@@ -201,15 +203,17 @@ class Inbox:
             )
             delivery.target = UNREADABLE
 
-    def _note_other(self, signal: Signal) -> None:
+    def _note_other(self, signal: Signal) -> bool:
         """Say it when an id is used again for something else: that second notification will never arrive."""
         stored = self._row(signal.signal_id)
-        if stored is not None and any(stored.get(name) != getattr(signal, name) for name in IDENTITY):
-            log.warning(
-                "signal %s for %s: this id was used for another signal; it is ignored",
-                signal.signal_id,
-                signal.workflow_id,
-            )
+        if stored is None or _is_of(stored, signal):
+            return False
+        log.warning(
+            "signal %s for %s: this id was used for another signal; it is ignored",
+            signal.signal_id,
+            signal.workflow_id,
+        )
+        return True
 
     def _status(self, workflow_id: str) -> str:
         instance = self._read(workflow_id)
@@ -385,3 +389,8 @@ class Inbox:
             return self._read(workflow_id)
         except (OutcomeUnknown, StoreUnavailable, CorruptRecord, UnknownVersion):
             return None
+
+
+def _is_of(stored: Document, signal: Signal) -> bool:
+    """Whether a row of the inbox is this notification, and not another under the same id."""
+    return all(stored.get(name) == getattr(signal, name) for name in IDENTITY)

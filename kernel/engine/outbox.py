@@ -1,4 +1,6 @@
-"""The recovery of dispatch intents: a bounded round over every source, for as many dispatchers as there are (group 7).
+"""The recovery of dispatch intents: bounded rounds over each source, for as many dispatchers as there are (group 7).
+
+Each source has a loop of its own: one that hangs, or is slow, holds up nobody else's objects.
 
 A round first takes what Redis says is due (dsp-redis-first). At the low scan rate it also pages through the open
 intents of the source, which is the net beneath: what Redis lost, what a process took and died with, leases that ran
@@ -21,6 +23,7 @@ from kernel.dispatch import DispatchSource, DueIntent
 from kernel.engine.bad_intents import BadIntents
 from kernel.engine.ports import DispatchCandidates, Event
 from kernel.engine.registering import Registration, Surroundings
+from kernel.engine.spare_slots import SpareSlots
 from kernel.errors import CoordinationRejected, CoordinationUnavailable, InvalidId, KernelError, Unavailable
 from kernel.ids import check_id
 
@@ -35,7 +38,7 @@ _TOGETHER_MS = 50
 
 
 class Outbox:
-    """The sources of one dispatcher, one after the other: the slots are those of the process."""
+    """The sources of one dispatcher, and what they share: the slots of the process, counters, the order to stop."""
 
     def __init__(
         self,
@@ -45,38 +48,30 @@ class Outbox:
         committed: Callable[[], None],
     ) -> None:
         self.stop = around.runner.event()
-        self.ended = around.runner.event()
         self._committed = committed
         self.counters = dict.fromkeys(COUNTERS, 0)
         self._lock = threading.Lock()
-        self._recoveries = [SourceRecovery(source, candidates, around, self) for source in sources]
-        self._clock = around.clock
-        self._poll_ms = around.settings.poll_ms
-        self.moved_ms = self._clock.boot_ms()
+        self.spare = SpareSlots(around.settings.dispatch_slots - len(sources))
+        self.sources = [SourceRecovery(source, candidates, around, self) for source in sources]
 
     def __bool__(self) -> bool:
         """Whether there is any source."""
-        return bool(self._recoveries)
+        return bool(self.sources)
 
     @property
     def away(self) -> list[str]:
         """The sources that did not answer in their last round."""
-        return [recovery.name for recovery in self._recoveries if recovery.away]
+        return [source.name for source in self.sources if source.away]
 
-    def round(self) -> int:
-        """One bounded round of each source; how many milliseconds nothing is known to need doing."""
-        waits = [self._poll_ms]
-        for recovery in self._recoveries:
-            if self.stop.is_set():
-                break
-            self.moved()
-            waits.append(recovery.round())
-        self.moved()
-        wait_ms = min(waits)
-        return wait_ms and max(wait_ms, _TOGETHER_MS)
+    def wake(self) -> None:
+        """Something has become due earlier than this process knows: which source's, only a round can tell."""
+        for source in self.sources:
+            source.wake.set()
 
-    def moved(self) -> None:
-        self.moved_ms = self._clock.boot_ms()
+    def drain(self) -> None:
+        """Objects in hand are dispatched to their end; what was only taken from Redis is noted there again."""
+        self.stop.set()
+        self.wake()
 
     def count(self, name: str) -> None:
         """One more of what `counters` counts. From any slot."""
@@ -87,7 +82,7 @@ class Outbox:
 
 
 class SourceRecovery:
-    """The rounds of one source."""
+    """The rounds of one source, and the loop that makes them."""
 
     def __init__(
         self,
@@ -98,6 +93,10 @@ class SourceRecovery:
     ) -> None:
         self.name = source.name
         self.away = False
+        self.moved_ms = around.clock.boot_ms()
+        """When the loop was last seen to go on, by the boot clock: it stands still while a call of the source hangs."""
+        self.wake = around.runner.event()
+        self.ended = around.runner.event()
         self._source = source
         self._candidates = candidates
         self._a = around
@@ -113,23 +112,59 @@ class SourceRecovery:
         self._after: tuple[int, str] | None = None
         self._next_scan_ms = around.clock.boot_ms()
         self._token: str | None = None
+        self._answered = False
+        self._said: set[type[Exception]] = set()
+        """The kinds of fault that were logged since it last answered."""
+
+    def run(self) -> None:
+        """Dispatch what is due, sleep until something is; until stopped.
+
+        The event is cleared before the round: a wakeup that comes during the round is not slept through.
+        """
+        try:
+            while not self._outbox.stop.is_set():
+                self.wake.clear()
+                wait_ms = self.round()
+                if not self._outbox.stop.is_set():
+                    self.wake.wait(wait_ms / 1000)
+        finally:
+            self.ended.set()
 
     def round(self) -> int:
-        """Candidates that are due, then the scan when its time has come; milliseconds until the next is wanted.
+        """Candidates that are due, then the scan when its time has come; milliseconds until the next is wanted, at most
+        a poll interval.
 
         At most `dispatch_round` objects are handled; when more are due, the next round is wanted at once.
         """
+        self.moved()
+        self._answered = False
         try:
-            return self._round()
-        except KernelError as error:
-            # Said once, tried again every second. A turn to scan that came to nothing is another's.
-            if not self.away:
-                log.warning("the intents of %s wait for their source: %s", self.name, error)
+            wait_ms = min(self._round(), self._a.settings.poll_ms)
+        except Exception as error:
+            # Tried again every second. A turn to scan that came to nothing is another's.
+            self._say(error)
             self.away = True
-        except Exception:
-            log.exception("a round of %s failed", self.name)
-        self._give_turn_back()
-        return _AWAY_RETRY_MS
+            self._give_turn_back()
+            wait_ms = _AWAY_RETRY_MS
+        else:
+            if self._answered:
+                self.away = False
+                self._said.clear()
+        self.moved()
+        return wait_ms and max(wait_ms, _TOGETHER_MS)
+
+    def moved(self) -> None:
+        self.moved_ms = self._a.clock.boot_ms()
+
+    def _say(self, error: Exception) -> None:
+        """Once for each kind of fault until the source answers again: it may last for days."""
+        if type(error) in self._said:
+            return
+        self._said.add(type(error))
+        if isinstance(error, KernelError):
+            log.warning("the intents of %s wait for their source: %s", self.name, error)
+        else:
+            log.error("a round of %s failed, and is tried again every second", self.name, exc_info=error)
 
     def _round(self) -> int:
         left, next_in_ms = self._take_candidates(self._a.settings.dispatch_round)
@@ -175,7 +210,7 @@ class SourceRecovery:
         horizon_ms = self._source.now_ms() + 2 * self._a.settings.dispatch_scan_ms
         for _ in range(self._a.settings.scan_pages):
             rows = self._source.due(after=self._after, limit=self._a.settings.dispatch_batch)
-            self.away = False
+            self._answered = True
             wanted = [row for row in rows if row.due_time <= horizon_ms and self._may_be_handled(row)]
             due = [row for row in wanted if row.due_time <= self._source.now_ms()]
             found = found or bool(due)
@@ -249,11 +284,11 @@ class SourceRecovery:
         return True
 
     def _handle(self, object_ids: Sequence[str]) -> None:
-        """Handle these one by one in as many slots as there are. What a stop or an absent source leaves over is
-        noted again. Raises what made the source unusable."""
+        """Handle these one by one, on this thread and in what slots are to be had beside it. What a stop or an absent
+        source leaves over is noted again. Raises what made the source unusable."""
         queue = deque(dict.fromkeys(object_ids))
         failures: list[Unavailable] = []
-        others = [self._a.runner.event() for _ in range(min(self._a.settings.dispatch_slots, len(queue)) - 1)]
+        others = [self._a.runner.event() for _ in range(self._outbox.spare.take(len(queue) - 1))]
         for done in others:
             self._a.runner.spawn("dispatch", lambda done=done: self._slot(queue, failures, done))  # type: ignore[misc]
         self._work(queue, failures)
@@ -265,12 +300,13 @@ class SourceRecovery:
         if failures:
             raise failures[0]
         if object_ids:
-            self.away = False
+            self._answered = True
 
     def _slot(self, queue: deque[str], failures: list[Unavailable], done: Event) -> None:
         try:
             self._work(queue, failures)
         finally:
+            self._outbox.spare.give_back()
             done.set()
 
     def _work(self, queue: deque[str], failures: list[Unavailable]) -> None:
@@ -279,7 +315,7 @@ class SourceRecovery:
                 object_id = queue.popleft()
             except IndexError:
                 return
-            self._outbox.moved()
+            self.moved()
             if self._bad.resting(object_id):
                 continue
             try:
@@ -290,7 +326,7 @@ class SourceRecovery:
             except Exception as error:
                 # It does not decode, or the source's own code has a fault with it: this object waits, the others of
                 # its batch do not.
-                if not isinstance(error, KernelError):
+                fresh = self._bad.rest(object_id, f"{type(error).__name__}: {error}")
+                if fresh and not isinstance(error, KernelError):
                     log.exception("the intent of %s in %s could not be handled", object_id, self.name)
-                self._bad.rest(object_id, f"{type(error).__name__}: {error}")
                 self._outbox.count("poison")

@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from kernel.candidates import Candidate, DueObjects, Popped, ScanTurn
+from kernel.config import Limit
 from kernel.dispatch import DueIntent
+from kernel.permit_words import Granted, Owner, Permit, Refused, Released, Renewal
 
 
 class ReadyQueue(Protocol):
@@ -19,6 +21,25 @@ class ReadyQueue(Protocol):
     def push(self, candidates: Sequence[Candidate], *, wake: bool = True) -> None: ...
 
     def pop(self, n: int) -> Popped: ...
+
+
+class Permits(Protocol):
+    """Places of downstream resources, counted for all processes together. Any call may raise CoordinationUnavailable or
+    CoordinationRejected, and then nobody may assume a place (prm-fail-closed). What has no limit is granted always."""
+
+    def acquire(
+        self, resource: str, owner: Owner, limit: Limit, *, lane: int, request: int = 0, wait_ms: int | None = None
+    ) -> Granted | Refused: ...
+
+    def start(self, permit: Permit, limit: Limit) -> int: ...
+
+    def renew(self, permits: Sequence[Permit]) -> list[Renewal]: ...
+
+    def release(self, resource: str, owners: Sequence[Owner], limit: Limit) -> Released: ...
+
+    def sweep(self, resource: str, limit: Limit) -> int: ...
+
+    def deferred(self, resource: str, workflow_id: str, step: str, *, lane: int) -> bool: ...
 
 
 class DispatchCandidates(Protocol):

@@ -5,7 +5,7 @@
 Whatever the previous process died of does not matter: every step asks the facts (dsp-recover-from-facts). What the
 answer of start_or_resume means is `kernel.intents.verdict`, shared with the request side:
 
-| found | in this round, or in none that is named | in another round |
+| found | in this round, now or in a run before | in another round |
 | --- | --- | --- |
 | nothing, or failed in another round: made, or replayed | confirm | confirm |
 | running, waiting, parked | confirm | later: it may still end, and be replayed then |
@@ -14,7 +14,8 @@ answer of start_or_resume means is `kernel.intents.verdict`, shared with the req
 | failed under a plan that this one may not replace | confirm | refuse; later while workers of that plan are alive |
 | completed, canceled | confirm: nothing is left to register | refuse: it can never be registered |
 
-A parked instance counts as what it was: unpark brings it back, so it is no end.
+An instance that names no round was started by its key: it counts as an object's first round, and as another for a later
+one. A parked instance counts as what it was: unpark brings it back, so it is no end.
 """
 
 from __future__ import annotations
@@ -131,7 +132,10 @@ class Registration:
         """Register, and say what the answer means."""
         try:
             plan = self._a.plan_of(held.type)
-            return self._decided(register(self._a.registrar, plan, held, object_id, before_write=lease.check))
+            found = register(
+                self._a.registrar, plan, held, object_id, key=self._source.key_field, before_write=lease.check
+            )
+            return self._decided(found)
         except ClaimLost:
             raise
         except (Refused, CheckpointError, CorruptRecord) as error:
@@ -139,15 +143,19 @@ class Registration:
         except KernelError as error:
             return Decided("wait", f"{error.code}: {error}")
         except Exception as error:
-            log.exception("registering %s of %s failed", object_id, self._source.name)
-            return Decided("wait", f"{type(error).__name__}: {error}", bad=True)
+            reason = f"{type(error).__name__}: {error}"
+            if self._bad.report(object_id, reason):
+                log.exception("registering %s of %s failed", object_id, self._source.name)
+            return Decided("wait", reason, bad=True)
 
     def _decided(self, found: Registered) -> Decided:
         if found.verdict == "confirm":
             return Decided("confirm")
         instance = found.instance
         if found.branch != "definition_mismatch":
-            return Decided(found.verdict, f"the instance is {found.branch} in another round, or still failing")
+            if found.branch == "failing":  # of whatever round
+                return Decided(found.verdict, "the instance is still failing: its failure finalizer may run")
+            return Decided(found.verdict, f"the instance is {found.branch} in another round")
         reason = f"the instance failed under {instance.definition_key}, which the plan at hand may not replace"
         # While a release is rolled out, a dispatcher that has the other plan may replay it.
         rolling = instance.definition_key in self._a.live_definitions()

@@ -299,6 +299,9 @@ class Scheduler:
     def _free(self, claim: ActiveClaim) -> None:
         """The claim has ended for whatever reason: so has the use of its slot (sch-slot-release)."""
         self._s.renewals.drop(claim)
+        handed = claim.take_handed()
+        if handed is not None:  # nothing ran under this claim
+            self._s.permits.give_back(handed)
         with self._lock:
             self._busy -= 1
             if self._busy == 0:

@@ -15,15 +15,18 @@ from kernel.engine.given_up import GivenUp
 from kernel.engine.inbox import Inbox
 from kernel.engine.invoke import Invoker
 from kernel.engine.lease import Renewals
-from kernel.engine.ports import Observer, ReadyQueue, Runner
+from kernel.engine.permits import PermitDesk
+from kernel.engine.ports import Observer, Permits, ReadyQueue, Runner
 from kernel.engine.settings import Settings
 from kernel.engine.takeover import Worker
 from kernel.errors import CoordinationRejected, CoordinationUnavailable
 from kernel.flows import Flows
 from kernel.ids import IdSource
+from kernel.limits import Limits
 from kernel.records import Instance
 from kernel.states import LIVE
 from kernel.store.protocol import Store
+from kernel.streams import ClientStreams
 
 log = logging.getLogger("kernel.engine")
 
@@ -47,6 +50,9 @@ class Services:
         settings: Settings,
         worker: Worker,
         flows: Flows,
+        limits: Limits,
+        permits: tuple[Permits, Permits],
+        streams: ClientStreams,
         ports: Any = None,
     ) -> None:
         self.app = app
@@ -65,16 +71,29 @@ class Services:
         self.flows = flows
         self.inbox = Inbox(store, self.enqueue, committer.commit_id, runner.event())
         self.ports = ports
+        self.streams = streams
         self.damaged = DamagedRows()
+        asking, renewing = permits
+        self.permits = PermitDesk(
+            limits,
+            asking,
+            renewing,
+            clock=clock,
+            runner=runner,
+            settings=settings,
+            fraction=ids.fraction,
+            note=self.note,
+            declared=declared_resources(app),
+        )
 
-    def enqueue(self, instances: Sequence[Instance]) -> bool:
+    def enqueue(self, instances: Sequence[Instance], *, wake: bool = True) -> bool:
         """Tell the ready queue, best effort: a failure costs time and never a result (sor-enqueue-failure)."""
         candidates = [
             Candidate(instance.workflow_id, instance.business_priority, instance.claimable_time)
             for instance in instances
             if instance.status in LIVE and instance.claimable_time is not None and instance.parked is None
         ]
-        return self.enqueue_candidates(candidates)
+        return self.enqueue_candidates(candidates, wake=wake)
 
     def enqueue_candidates(self, candidates: Sequence[Candidate], *, wake: bool = True) -> bool:
         """As `enqueue`, for candidates at hand; whether the queue took them. Without `wake` nobody is disturbed."""
@@ -93,3 +112,9 @@ class Services:
             self.observer.note(event, **fields)
         except Exception:
             log.debug("the observer failed on %s", event, exc_info=True)
+
+
+def declared_resources(app: App) -> list[str]:
+    """Every resource that a Definition names outright; those of tenants are known only when they come."""
+    whole = [d.resource for d in app.definitions.values() if isinstance(d.resource, str)]
+    return [*whole, *(s.resource for d in app.definitions.values() for s in d.steps if s.resource is not None)]

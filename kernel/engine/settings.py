@@ -23,6 +23,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     deaths_max: int = 3
     mismatch_deferral_ms: int = 3_600_000
     mismatch_push_ms: int = 5_000
+    permit_lease_ms: int = 30_000
+    permit_wait_ms: int = 30_000
     stuck_grace_ms: int = 30_000
     finalizer_timeout_ms: int = 60_000
     prepare_timeout_ms: int = 5_000

@@ -14,11 +14,14 @@ import msgspec
 
 from kernel import transitions
 from kernel.candidates import Candidate
+from kernel.engine.activation import activate_all_due
+from kernel.engine.claim_permits import owners_of
 from kernel.engine.commit import settled
 from kernel.engine.inbox_sweep import InboxSweep
 from kernel.engine.services import Services
-from kernel.engine.takeover import activate_all_due, poison_error, poison_reason
+from kernel.engine.takeover import poison_error, poison_reason
 from kernel.errors import CorruptRecord, UnknownVersion
+from kernel.permit_words import Owner
 from kernel.records import Instance, to_instance
 from kernel.states import CLAIMABLE, WAITING
 from kernel.store.conditional import Applied, AtMost, Equals, Exists, Insert, Missing, OneOf, PutNow, Transition
@@ -31,7 +34,7 @@ log = logging.getLogger("kernel.sweeps")
 
 _TOGETHER = 32
 """Due waits that are activated in one commit."""
-_COLUMNS = ("workflow_id", "status", "business_priority", "claimable_time", "claim_token", "definition_key")
+_COLUMNS = ("workflow_id", "status", "business_priority", "claimable_time", "claim_token", "permit_wait.resource")
 
 
 class Swept(msgspec.Struct):
@@ -86,10 +89,12 @@ class Sweeps:
         now_ms = self._s.store.now_ms()
         candidates = []
         due = []
-        for workflow_id, status, lane, at_ms, token, _key in rows:
+        for workflow_id, status, lane, at_ms, token, awaited in rows:
             if status == WAITING and at_ms <= now_ms:
                 due.append(workflow_id)
-            elif token is None or at_ms <= now_ms:
+            elif at_ms <= now_ms or (token is None and awaited is None):
+                # Who waits for a permit is queued when its time has come and not before: it may be in the lanes now,
+                # due at once, because a place was handed over to it, and would be moved to the later time.
                 candidates.append(Candidate(workflow_id, lane, at_ms))
         self._push(candidates, now_ms, swept)
         return due
@@ -114,6 +119,30 @@ class Sweeps:
                 swept.complete = False
             swept.queued += len(woken)
 
+    def ask_again(self) -> int:
+        """Queue everything that waits for a permit, now: Redis has forgotten who stands in line, and without this they
+        would rest until their time, 600 s at most. Who finds no place then rests as before; how many were queued."""
+        queued = 0
+        after: tuple[Any, str] | None = None
+        for _ in range(self._s.settings.scan_pages):
+            rows = self._s.store.scan(
+                Query(
+                    table=INSTANCES,
+                    guards=(Exists("permit_wait.resource"), Missing("claim_token"), Missing("parked")),
+                    order="permit_wait.resource",
+                    columns=("permit_wait.resource", "workflow_id", "business_priority"),
+                    limit=self._s.settings.scan_page,
+                    after=after,
+                )
+            )
+            now_ms = self._s.store.now_ms()
+            self._s.enqueue_candidates([Candidate(workflow_id, lane, now_ms) for _, workflow_id, lane in rows])
+            queued += len(rows)
+            if len(rows) < self._s.settings.scan_page:
+                break
+            after = (rows[-1][0], rows[-1][1])
+        return queued
+
     def _still_waiting(self, workflow_ids: list[str]) -> list[str]:
         query = Query(
             table=INSTANCES,
@@ -132,6 +161,7 @@ class Sweeps:
         `counted` is False when the supervisor ordered the death: it says nothing about the work then.
         """
         freed: list[Instance] = []
+        places: dict[str, list[Owner]] = {}
         after: tuple[Any, str] | None = None
         while True:
             rows = self._s.store.scan(
@@ -146,7 +176,9 @@ class Sweeps:
             )
             for workflow_id, token in rows:
                 if token is not None:
-                    freed.extend(self._release(Held(workflow_id, token), worker_id, counted=counted))
+                    given_back = self._release(Held(workflow_id, token), worker_id, counted=counted)
+                    freed.extend(given_back)
+                    self._add_places(given_back, token, places)
             if len(rows) < self._s.settings.scan_page:
                 break
             after = (worker_id, rows[-1][0])
@@ -154,7 +186,17 @@ class Sweeps:
         self._s.enqueue_candidates(
             [Candidate(i.workflow_id, i.business_priority, i.created_time) for i in freed if i.parked is None]
         )
+        for resource, owners in places.items():
+            self._s.permits.release(resource, owners)  # at once, and not when their leases end
         return [instance.workflow_id for instance in freed if instance.parked is None]
+
+    def _add_places(self, freed: list[Instance], token: str, places: dict[str, list[Owner]]) -> None:
+        """Whatever place the dead claim may have held: Redis knows which it did."""
+        for instance in freed:
+            definition = self._s.app.definitions.get(instance.type)
+            if definition is not None:
+                for resource, owner in owners_of(instance, token, definition):
+                    places.setdefault(resource, []).append(owner)
 
     def _release(self, held: Held, worker_id: str, *, counted: bool) -> list[Instance]:
         instance = self._read(held.workflow_id)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import msgspec
 
 from kernel import transitions
 from kernel.clock import Clock
+from kernel.engine.activation import activate_all_due
+from kernel.engine.claim_permits import HandedOver
 from kernel.engine.claims import ActiveClaim
 from kernel.engine.commit import fresh_commit_id, settled
 from kernel.engine.damaged import DamagedRows
@@ -22,8 +23,9 @@ from kernel.engine.readiness import due_waits
 from kernel.engine.settings import Settings
 from kernel.errors import CorruptRecord, OutcomeUnknown, StoreUnavailable, UnknownVersion
 from kernel.ids import IdSource
+from kernel.permit_words import Permit
 from kernel.records import Document, ErrorRecord, Instance, to_instance
-from kernel.states import CLAIMABLE, WAITING
+from kernel.states import CLAIMABLE, RUNNING, WAITING
 from kernel.store.conditional import Answer, Applied, Put, Transition
 from kernel.store.protocol import Store
 from kernel.store.tables import INSTANCES
@@ -101,6 +103,7 @@ class Claimer:
         poison_fails: frozenset[str] = frozenset(),
         on_unknown: Callable[[Held], None] = lambda held: None,
         damaged: DamagedRows | None = None,
+        handed_over: HandedOver | None = None,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -117,6 +120,7 @@ class Claimer:
         self._poison_fails = poison_fails
         self._on_unknown = on_unknown
         self._damaged = damaged or DamagedRows()
+        self._handed_over = handed_over
 
     def take_all(self, workflow_ids: Sequence[str], *, alone: bool) -> list[ClaimAnswer]:
         """Try each candidate once. `alone` when this worker holds nothing and offers exactly one candidate.
@@ -166,14 +170,15 @@ class Claimer:
             return [self._again(instance, now_ms) for instance in instances]
 
     def is_due(self, workflow_id: str) -> bool:
-        """Whether that instance still waits for somebody to claim it."""
+        """Whether that instance still waits for somebody to claim it: its time has come, or a place may be there."""
         try:
             document = self._store.get(INSTANCES, workflow_id) or {}
         except CorruptRecord:
             return False
         at_ms = document.get("claimable_time")
         free = document.get("status") in CLAIMABLE and "parked" not in document
-        return free and isinstance(at_ms, int) and at_ms <= self._store.now_ms()
+        due = isinstance(at_ms, int) and at_ms <= self._store.now_ms()
+        return free and (due or ("permit_wait" in document and "claim_token" not in document))
 
     def _claim(self, workflow_id: str) -> Transition:
         return transitions.claim(
@@ -196,9 +201,11 @@ class Claimer:
             return Stale(tried.key, "unknown")
         if answer is None and tried.commit_id in document.get("commit_ids", ()):
             return self._claimed(document, sent_at_ms)
-        return self._read(document, alone=alone)
+        return self._read(document, held_of(tried), alone=alone)
 
-    def _claimed(self, document: Document, sent_at_ms: int, *, taken_over: bool = False) -> ClaimAnswer:
+    def _claimed(
+        self, document: Document, sent_at_ms: int, *, taken_over: bool = False, handed: Permit | None = None
+    ) -> ClaimAnswer:
         try:
             instance = to_instance(document)
         except (CorruptRecord, UnknownVersion) as error:
@@ -208,11 +215,11 @@ class Claimer:
             return Stale(key, "corrupt")
         held = Held(instance.workflow_id, str(instance.claim_token))
         fence_ms = self._settings.fence_ms
-        claim = ActiveClaim(held, instance, self._clock, sent_at_ms=sent_at_ms, fence_ms=fence_ms)
+        claim = ActiveClaim(held, instance, self._clock, sent_at_ms=sent_at_ms, fence_ms=fence_ms, handed=handed)
         return Claimed(claim, taken_over)
 
-    def _read(self, document: Document, *, alone: bool) -> ClaimAnswer | _DueWait:
-        """Why the claim missed, from the row; takes it over where that is due."""
+    def _read(self, document: Document, wanted: Held, *, alone: bool) -> ClaimAnswer | _DueWait:
+        """Why the claim missed, from the row; takes it over, or before its time, where that may be."""
         key = str(document.get("workflow_id"))
         try:
             instance = to_instance(document)
@@ -233,8 +240,39 @@ class Claimer:
             return Stale(key, "not scheduled")
         if at_ms > now_ms:
             # A live claim: its holder pushes the id when it ends, and the scan finds it when the lease runs out.
-            return Stale(key, "held") if instance.claim_token is not None else NotYet(key, lane, at_ms)
+            if instance.claim_token is not None:
+                return Stale(key, "held")
+            if instance.permit_wait is None or instance.status != RUNNING:
+                return NotYet(key, lane, at_ms)
+            if instance.deaths >= SUSPECT_DEATHS and not alone:
+                return Suspect(key, lane)
+            return self._before_its_time(instance, wanted, now_ms, alone=alone)
         return self._due(instance, now_ms, alone=alone)
+
+    def _before_its_time(self, instance: Instance, wanted: Held, now_ms: int, *, alone: bool) -> ClaimAnswer:
+        """It waits for a permit: popped so early, a place was handed over to it, or somebody lost the line and wants
+        everybody to ask again. Where there is no place the row stays as it is, with its time and its place in line; the
+        id is not pushed back, because that would move the next hand-over's push to that later time."""
+        waits = Stale(instance.workflow_id, "waits for a permit")
+        if self._handed_over is None or instance.permit_wait is None:
+            return waits
+        permit = self._handed_over.permit(instance, wanted.claim_token, now_ms)
+        if permit is None:
+            return waits
+        transition = transitions.claim_handed_over(
+            wanted, resource=instance.permit_wait.resource, **self._terms, alone=alone, commit_id=self._commit_id()
+        )
+        sent_at_ms = self._clock.boot_ms()
+        answer: ClaimAnswer = waits
+        try:
+            document = settled(self._store, transition)
+            if document is not None:
+                answer = self._claimed(document, sent_at_ms, handed=permit)
+        finally:
+            # Somebody else was faster, or nobody knows whether we were: then nothing runs under this claim.
+            if not isinstance(answer, Claimed):
+                self._handed_over.give_back(permit)
+        return answer
 
     def _waiting(self, instance: Instance, now_ms: int) -> ClaimAnswer | _DueWait:
         if instance.claimable_time is None:
@@ -315,55 +353,6 @@ def held_of(claim: Transition) -> Held:
     """The claim that this transition would take."""
     token = next(change.value for change in claim.changes if change.field == "claim_token" and isinstance(change, Put))
     return Held(claim.key, str(token))
-
-
-def activate_due(store: Store, instance: Instance, now_ms: int, commit_id: str) -> Document | None:
-    """Activate the first due wait of a waiting instance: the row after it, or None when another was faster."""
-    return activate_all_due(store, [instance], now_ms, lambda: commit_id)[0]
-
-
-def activate_all_due(
-    store: Store, instances: Sequence[Instance], now_ms: int, commit_id: Callable[[], str]
-) -> list[Document | None]:
-    """Activate the first due wait of each waiting instance, at the price of few commits. The row after it, or None
-    where nothing is due, another was faster, or the store does not say: the next scan looks again."""
-    writes: dict[int, Transition] = {}
-    for place, instance in enumerate(instances):
-        due = due_waits(instance.steps, now_ms) if instance.status == WAITING else []
-        if due:
-            first = min(due, key=partial(_poll_time, instance))
-            writes[place] = transitions.activate_timer(instance, first, now_ms=now_ms, commit_id=commit_id())
-    rows: list[Document | None] = [None] * len(instances)
-    if not writes:
-        return rows
-    try:
-        answers: list[Answer | None] = list(store.apply_all(list(writes.values())))
-    except (OutcomeUnknown, CorruptRecord):
-        answers = [None] * len(writes)  # lost, or one damaged row raised for all: each tells
-    except StoreUnavailable:
-        return rows
-    for (place, write), answer in zip(writes.items(), answers, strict=True):
-        if isinstance(answer, Applied):
-            rows[place] = answer.document
-        elif answer is None:
-            rows[place] = _landed(store, write)
-    return rows
-
-
-def _landed(store: Store, write: Transition) -> Document | None:
-    """The row, when this very activation is in it or hits now."""
-    try:
-        document = store.get(INSTANCES, write.key)
-        if document is not None and write.commit_id in document.get("commit_ids", ()):
-            return document
-        return settled(store, write)
-    except (StoreUnavailable, OutcomeUnknown, CorruptRecord):
-        return None
-
-
-def _poll_time(instance: Instance, index: int) -> int:
-    wait = instance.steps[index].wait
-    return 0 if wait is None or wait.poll_time is None else wait.poll_time
 
 
 def poison_reason(instance: Instance) -> str:

@@ -37,6 +37,7 @@ class WorkerLoop:
     def start(self) -> None:
         """Start the loop and the renewal of claims."""
         self._s.runner.spawn("renewals", self._s.renewals.run)
+        self._s.runner.spawn("permits", self._s.permits.run)
         self._s.runner.spawn("scheduler", self.run)
 
     def run(self) -> None:
@@ -55,6 +56,7 @@ class WorkerLoop:
                 self._scheduler.wake.wait(0.2)
         self._note_drain("claims_ended")
         self._s.renewals.stop()
+        self._s.permits.stop()
         self._event_loop.close()
         self._note_drain("ended")
         self.done.set()
@@ -112,6 +114,7 @@ class WorkerLoop:
                 "claims_taken": self._scheduler.claims_taken,
                 "claims_stale": self._scheduler.claims_stale,
                 "commits": self._s.committer.commits,
+                **self._s.permits.counters,
             },
             "store": "down" if self.store_failed else "up",
             "redis": "down" if self._scheduler.queue_failed else "up",
@@ -132,11 +135,12 @@ class WorkerLoop:
             self._scheduler.scan_failed = True
             self._next_scan_ms = now_ms + min(self._s.settings.scan_ms, _STORE_RETRY_MS)
             return
+        self._s.permits.sweep()
         self._scheduler.scan_failed = not swept.complete
         self._scanned_ms = self._s.clock.boot_ms()
 
     def _rebuild(self) -> None:
         """The queue was wiped: fill it from the store at once, and look again after the pass (DECISIONS detail 20)."""
-        swept = self._sweeps.recover(self._s.settings.scan_ms)
-        if swept.queued:
-            log.info("the ready queue had lost its memory: %d candidates queued again", swept.queued)
+        queued = self._sweeps.recover(self._s.settings.scan_ms).queued + self._sweeps.ask_again()
+        if queued:
+            log.info("the ready queue had lost its memory: %d candidates queued again", queued)

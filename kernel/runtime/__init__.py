@@ -27,6 +27,7 @@ from kernel.runtime.opening import (
     open_permits,
     open_sources,
     open_store,
+    open_streams,
 )
 from kernel.runtime.publishing import Publisher, open_publisher
 from kernel.runtime.roles import dispatcher, probe, worker
@@ -51,6 +52,7 @@ __all__ = [
     "open_publisher",
     "open_sources",
     "open_store",
+    "open_streams",
     "probe",
     "worker",
 ]

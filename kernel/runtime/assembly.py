@@ -10,14 +10,16 @@ from typing import Any
 from kernel.app import App
 from kernel.client import Client
 from kernel.clock import Clock, SystemClock
+from kernel.config import Limit
 from kernel.dispatch import DispatchSource
+from kernel.engine.claim_permits import HandedOver
 from kernel.engine.commit import Committer
 from kernel.engine.dispatcher import DispatcherLoop
 from kernel.engine.event_loop import EventLoop
 from kernel.engine.invoke import Invoker
 from kernel.engine.lease import Renewals
 from kernel.engine.outbox import Outbox
-from kernel.engine.ports import DispatchCandidates, Observer, ReadyQueue, Runner
+from kernel.engine.ports import DispatchCandidates, Observer, Permits, ReadyQueue, Runner
 from kernel.engine.registering import Surroundings
 from kernel.engine.scheduler import Scheduler
 from kernel.engine.services import Services
@@ -28,8 +30,12 @@ from kernel.engine.threads import ThreadRunner
 from kernel.engine.worker import WorkerLoop
 from kernel.errors import CoordinationUnavailable
 from kernel.ids import IdSource, RandomIds
+from kernel.limits import Limits
 from kernel.observe.events import LogObserver
+from kernel.permit_words import Granted, Owner, Permit
 from kernel.store.protocol import Store
+from kernel.stream_writer import StreamPort
+from kernel.streams import ClientStreams, NoStreams, StreamSettings
 
 log = logging.getLogger("kernel.runtime")
 
@@ -47,6 +53,32 @@ class NoCandidates:
         raise CoordinationUnavailable("no Redis is configured")
 
     def free_scan(self, source: str, token: str) -> bool:
+        raise CoordinationUnavailable("no Redis is configured")
+
+
+class NoPermits:
+    """Places without Redis: whatever has a limit is unavailable, what has none needs nobody (B-25)."""
+
+    def acquire(
+        self, resource: str, owner: Owner, limit: Limit, *, lane: int, request: int = 0, wait_ms: int | None = None
+    ) -> Any:
+        if limit == Limit():
+            return Granted("unlimited", Permit(resource, owner, request, 0))
+        raise CoordinationUnavailable("no Redis is configured")
+
+    def start(self, permit: Permit, limit: Limit) -> int:
+        return 0
+
+    def renew(self, permits: object) -> Any:
+        raise CoordinationUnavailable("no Redis is configured")
+
+    def release(self, resource: str, owners: object, limit: Limit) -> Any:
+        raise CoordinationUnavailable("no Redis is configured")
+
+    def sweep(self, resource: str, limit: Limit) -> int:
+        raise CoordinationUnavailable("no Redis is configured")
+
+    def deferred(self, resource: str, workflow_id: str, step: str, *, lane: int) -> bool:
         raise CoordinationUnavailable("no Redis is configured")
 
 
@@ -69,6 +101,9 @@ class Engine:
         on_stuck: Callable[[str], None] | None = None,
         sources: Sequence[DispatchSource] = (),
         candidates: DispatchCandidates | None = None,
+        limits: Limits | None = None,
+        permits: tuple[Permits, Permits] | None = None,
+        streams: tuple[StreamPort, StreamSettings] | None = None,
     ) -> None:
         clock = clock or SystemClock()
         ids = ids or RandomIds()
@@ -82,7 +117,9 @@ class Engine:
             stuck_grace_ms=settings.stuck_grace_ms,
             on_stuck=on_stuck or (lambda reason: log.error("stuck: %s", reason)),
         )
-        self._client = Client(store, queue, clock, ids, runner.event(), input_bytes_max=settings.input_bytes_max)
+        shown = _client_streams(streams, runner, clock, ids)
+        input_max = settings.input_bytes_max
+        self._client = Client(store, queue, clock, ids, runner.event(), input_bytes_max=input_max, streams=shown)
         self._sources, self._candidates = sources, candidates or NoCandidates()
         self.services = Services(
             app=app,
@@ -98,17 +135,27 @@ class Engine:
             settings=settings,
             worker=worker,
             flows=self._client,
+            limits=limits or Limits(store, clock, app.limits),
+            permits=permits or (NoPermits(), NoPermits()),
+            streams=shown,
             ports=ports,
         )
         keys = tuple(definition.plan.key for definition in app.definitions.values())
-        fails = frozenset(d.type for d in app.definitions.values() if d.on_poison == "fail")
-        claimer = Claimer(
-            store, clock, ids, settings, worker, keys, fails, self.services.given_up.add, self.services.damaged
-        )
         self.stop_listening = runner.event()
-        self.scheduler = Scheduler(self.services, claimer, keys)
+        self.scheduler = Scheduler(self.services, self._claimer(keys), keys)
         self.sweeps = Sweeps(self.services)
         self.scheduler.repair = self.sweeps.inbox.pass_when_due
+
+    def _claimer(self, keys: tuple[str, ...]) -> Claimer:
+        services = self.services
+        definitions = services.app.definitions
+        return Claimer(
+            *(services.store, services.clock, services.ids, services.settings, services.worker, keys),
+            poison_fails=frozenset(d.type for d in definitions.values() if d.on_poison == "fail"),
+            on_unknown=services.given_up.add,
+            damaged=services.damaged,
+            handed_over=HandedOver(services.permits, definitions),
+        )
 
     @cached_property
     def outbox(self) -> Outbox:
@@ -130,3 +177,10 @@ class Engine:
 
     def dispatcher_loop(self) -> DispatcherLoop:
         return DispatcherLoop(self.services, self.sweeps, self.outbox)
+
+
+def _client_streams(
+    given: tuple[StreamPort, StreamSettings] | None, runner: Runner, clock: Clock, ids: IdSource
+) -> ClientStreams:
+    port, settings = given or (NoStreams(), StreamSettings())
+    return ClientStreams(port, runner=runner, clock=clock, ids=ids, settings=settings)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -27,8 +27,10 @@ from kernel.coordination.lanes import LanePolicy, Lanes
 from kernel.coordination.permits import Permits
 from kernel.coordination.ready_queue import LaneQueue
 from kernel.coordination.scripts import ScriptRunner
+from kernel.coordination.stream_news import StreamNews
+from kernel.coordination.streams import Streams, StreamTerms
 from kernel.dispatch import DispatchSource
-from kernel.engine.ports import ReadyQueue
+from kernel.engine.ports import ReadyQueue, Runner
 from kernel.engine.threads import ThreadRunner
 from kernel.errors import CoordinationUnavailable, InvalidConfig, InvalidName, KernelError
 from kernel.ids import IdSource, RandomIds, check_name
@@ -36,6 +38,7 @@ from kernel.objects import Objects
 from kernel.store.mongo import MongoStore
 from kernel.store.protocol import Store
 from kernel.store.sqlite import SqliteStore
+from kernel.streams import ClientStreams, NoStreams, StreamSettings
 
 STORE_FILE = "store.sqlite"
 OBJECTS_FILE = "objects.sqlite"
@@ -178,6 +181,30 @@ def open_permits(config: Config, redis_url: str | None, clock: Clock) -> tuple[P
     return Permits(scripts, Keys(config.namespace), lease_ms=lease_ms, wait_ms=wait_ms), scripts
 
 
+def open_streams(config: Config, redis_url: str | None, clock: Clock) -> tuple[Streams, ScriptRunner] | None:
+    """Client streams on the Redis at `redis_url`; None without one. Nothing is connected yet.
+
+    Connections and breaker are their own: frames that wait for a slow Redis hold up nobody who pushes or renews.
+    """
+    if redis_url is None:
+        return None
+    scripts = ScriptRunner(parse_redis_url(redis_url).connection, clock, call_timeout_s=config.redis_budget_s * 0.4)
+    return Streams(scripts, Keys(config.namespace), StreamTerms.of(config)), scripts
+
+
+def _client_streams(
+    config: Config, redis_url: str | None, runner: Runner, ids: IdSource, clock: Clock
+) -> tuple[ClientStreams, list[Callable[[], None]]]:
+    """Streams for a publisher, who also follows them, and what closes them."""
+    opened, settings = open_streams(config, redis_url, clock), StreamSettings.of(config)
+    if opened is None or redis_url is None:
+        return ClientStreams(NoStreams(), runner=runner, clock=clock, ids=ids, settings=settings), []
+    connector, channel = parse_redis_url(redis_url).connection, Keys(config.namespace).stream_channel
+    news = StreamNews(connector, channel, clock, ids.fraction, runner)
+    streams = ClientStreams(opened[0], runner=runner, clock=clock, ids=ids, settings=settings, news=news)
+    return streams, [opened[1].close, news.close]
+
+
 def embedded_redis_url(data_dir: str | os.PathLike[str]) -> str | None:
     """The Redis of the tree that runs in `data_dir`; None when none does: work then starts with the next scan."""
     try:
@@ -199,9 +226,15 @@ def open_client(
     store = open_store(config, Path(data_dir), clock, prepare=prepare)
     opened = open_lanes(config, redis_url, clock)
     queue: ReadyQueue = NoQueue() if opened is None else LaneQueue(opened[0], store.now_ms)
-    pause = ThreadRunner(clock).event()
-    closers = [store.close] if opened is None else [store.close, opened[1].close]
-    return Client(store, queue, clock, ids, pause, input_bytes_max=config.input_bytes_max, closers=closers)
+    runner = ThreadRunner(clock)
+    streams, closers = _client_streams(config, redis_url, runner, ids, clock)
+    closers += [store.close] if opened is None else [store.close, opened[1].close]
+    return Client(
+        *(store, queue, clock, ids, runner.event()),
+        input_bytes_max=config.input_bytes_max,
+        streams=streams,
+        closers=closers,
+    )
 
 
 def open_announcer(config: Config, redis_url: str | None) -> Announcer:

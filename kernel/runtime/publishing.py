@@ -11,7 +11,7 @@ from kernel.clock import SystemClock
 from kernel.closing import Closing
 from kernel.config import Config
 from kernel.coordination.dispatch_index import Announcer
-from kernel.definition import Plan
+from kernel.definition import Definition, Plan
 from kernel.errors import KernelError
 from kernel.objects import Objects
 from kernel.requests import Requests
@@ -35,7 +35,12 @@ class Publisher(Closing):
         self._announcer = announcer
 
     def requests(
-        self, objects: Objects, plan: Plan, *, priority: int | str = "realtime", retry_priority: int | str = "async"
+        self,
+        objects: Objects,
+        plan: Plan | Definition,
+        *,
+        priority: int | str = "realtime",
+        retry_priority: int | str = "async",
     ) -> Requests:
         """The desk where requests for this work arrive; `objects` is one of the declarations that were opened."""
         return Requests(

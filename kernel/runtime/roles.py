@@ -18,16 +18,35 @@ from kernel.coordination.keys import Keys
 from kernel.coordination.ready_queue import LaneQueue
 from kernel.coordination.wakeup import WakeupListener
 from kernel.engine.dispatcher import DispatcherLoop
-from kernel.engine.ports import Event, ReadyQueue
+from kernel.engine.ports import ReadyQueue
 from kernel.engine.services import Services
 from kernel.engine.settings import Settings
 from kernel.engine.takeover import Worker
 from kernel.engine.worker import WorkerLoop
-from kernel.errors import CoordinationDenied, CoordinationRejected, CoordinationUnavailable, InvalidConfig, KernelError
+from kernel.errors import (
+    CoordinationDenied,
+    CoordinationRejected,
+    CoordinationUnavailable,
+    CorruptRecord,
+    InvalidConfig,
+    KernelError,
+    UnknownVersion,
+)
 from kernel.ids import RandomIds
+from kernel.limits import Limits
 from kernel.runtime.assembly import Engine
 from kernel.runtime.link import Link, Order
-from kernel.runtime.opening import NoQueue, load_app, open_lanes, open_objects, open_sources, open_store
+from kernel.runtime.opening import (
+    NoQueue,
+    load_app,
+    open_lanes,
+    open_objects,
+    open_permits,
+    open_sources,
+    open_store,
+    open_streams,
+)
+from kernel.streams import StreamSettings
 
 log = logging.getLogger("kernel.runtime")
 
@@ -43,7 +62,7 @@ def worker(link: Link) -> int:
     engine = _started(link, recycle.append)
     if isinstance(engine, int):
         return engine
-    _listen(engine, link, Keys(link.config.namespace).wakeup_channel, engine.scheduler.wake)
+    _listen(engine, link, Keys(link.config.namespace).wakeup_channel, engine.scheduler.wake.set)
     loop = engine.worker_loop()
     # At once: a worker that dies of its first workflow has started well, and must not look like one that can not start.
     engine.services.committer.on_first_commit = lambda: link.report(loop.status())
@@ -182,6 +201,12 @@ def _engine(link: Link, on_stuck: Callable[[str], None]) -> Engine:
     objects = open_objects(config, link.data_dir, app.objects, clock, ids=ids)
     request = PortsRequest(str(link.data_dir), dict(link.addresses), objects)
     ports = None if app.ports is None else app.ports(request)
+    limits = Limits(store, clock, app.limits, config.limits)
+    if link.role == "worker":
+        _announce(limits)
+    # Two ways to the same places: whoever renews never waits for those who ask (DECISIONS detail 12).
+    ways = [places for places in (open_permits(config, link.redis_url, clock) for _ in range(2)) if places is not None]
+    shown = open_streams(config, link.redis_url, clock)
     name = f"{socket.gethostname()}/{os.getpid()}/{link.role}-{link.slot}"
     return Engine(
         app,
@@ -195,10 +220,21 @@ def _engine(link: Link, on_stuck: Callable[[str], None]) -> Engine:
         on_stuck=on_stuck,
         sources=open_sources(app, request) if link.role == "dispatcher" else (),
         candidates=None if opened is None else DispatchIndex(opened[1], Keys(config.namespace), ids),
+        limits=limits,
+        permits=(ways[0][0], ways[1][0]) if ways else None,
+        streams=None if shown is None else (shown[0], StreamSettings.of(config)),
     )
 
 
-def _listen(engine: Engine, link: Link, channel: bytes, wake: Event) -> None:
+def _announce(limits: Limits) -> None:
+    """Show operators what is declared. A row that can not be read stops its own resource and not this worker."""
+    try:
+        limits.announce()
+    except (CorruptRecord, UnknownVersion) as error:
+        log.error("what is declared can not be shown: %s", error)
+
+
+def _listen(engine: Engine, link: Link, channel: bytes, wake: Callable[[], None]) -> None:
     """Load the scripts and subscribe to wakeups; a dead Redis delays work and stops nothing."""
     opened = open_lanes(link.config, link.redis_url, engine.services.clock)
     if opened is None or link.redis_url is None:
@@ -213,7 +249,7 @@ def _listen(engine: Engine, link: Link, channel: bytes, wake: Event) -> None:
     listener = WakeupListener(
         parse_redis_url(link.redis_url).connection,
         channel,
-        lambda _due_ms: wake.set(),
+        lambda _due_ms: wake(),
         services.clock,
         services.ids.fraction,
     )

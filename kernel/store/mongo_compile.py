@@ -320,6 +320,9 @@ def page_of(table: Table, query: Query) -> Page:
             raise InvalidTransition(f"{table.name}: {column!r} is no declared column")
     found = _Filter()
     found.guard(query.order, {"$exists": True})  # said in so many words, a partial index may serve it
+    if table.foreign:
+        # A document of the user's own whose key is missing or no text: no row, or a short page would hide the rest.
+        found.all_of(table.key, {"$type": "string", "$not": _NO_LIST})
     for guard in query.guards:
         _add_guard(found, guard)
     beyond = None if query.after is None else _beyond(found, table.key, query.order, query.after)

@@ -22,8 +22,8 @@ class Table(msgspec.Struct, frozen=True):
     """One table: documents under a permanent unique `key`, with `columns` that guards of a scan may name.
 
     A column may be a field of a top-level map (`workflow_dispatch.due_time`). A `foreign` table belongs to the user:
-    on MongoDB it may hold documents that are none of ours and have no key, its other dates stay dates, and an index
-    of the user's that does what one of ours would do serves as well.
+    on MongoDB it may hold documents that are none of ours, with no key or one that is no text, which no scan answers;
+    its other dates stay dates, and an index of the user's that does what one of ours would do serves as well.
     """
 
     name: str
@@ -63,11 +63,13 @@ TABLES: dict[str, Table] = {
                 "claimable_time",
                 "created_time",
                 "finish_time",
+                "revision",
                 "worker_id",
                 "claim_token",
                 "deaths",
                 "parked",
                 "deferred",
+                "permit_wait.resource",
             ),
             indexes=(
                 # Permanent and not partial: one biz_key is one instance for ever (id-biz-key).
@@ -79,6 +81,10 @@ TABLES: dict[str, Table] = {
                 # Rows that no live worker can run, and rows that were put aside.
                 Index("instances_deferred", ("definition_key", "workflow_id"), present="deferred"),
                 Index("instances_parked", ("created_time", "workflow_id"), present="parked"),
+                # Who waits for a permit: to be told when Redis has forgotten that they stand in line.
+                Index(
+                    "instances_permit_wait", ("permit_wait.resource", "workflow_id"), present="permit_wait.resource"
+                ),
             ),
         ),
         Table(

@@ -19,6 +19,7 @@ of the write vocabulary; it reads nothing and decides nothing that the guards do
 | `inbox` | forget_matched, forget_pending | any process |
 | `limits` | first_limit, set_limit, declare_limit | operators; a worker that starts |
 | `dispatch` | accept_object, embed_intent, new_round | the request side, on a business object |
+| `dispatch` | withdraw_dispatch | the object's owner, whoever holds the lease |
 | `dispatch` | confirm_dispatch | the request side from pending, a dispatcher from its lease |
 | `dispatch` | claim_dispatch, renew_dispatch, release_dispatch, refuse_dispatch | dispatchers |
 | `dispatch` | update_object | activities and finalizers, for their round |
@@ -52,6 +53,7 @@ from kernel.transitions.dispatch import (
     release_dispatch,
     renew_dispatch,
     update_object,
+    withdraw_dispatch,
 )
 from kernel.transitions.ends import (
     defer_finalizer,
@@ -131,5 +133,6 @@ __all__ = [
     "unbegin",
     "unpark",
     "update_object",
+    "withdraw_dispatch",
     "yield_step",
 ]

@@ -101,17 +101,22 @@ def claim_handed_over(
     worker: str,
     lease_ms: int,
     definition_keys: tuple[str, ...],
+    alone: bool = False,
     commit_id: str,
 ) -> Transition:
-    """Take an instance to which a released permit was handed, before its net time is due (DECISIONS detail 7)."""
-    guards = (
+    """Take an instance to which a released permit was handed, before its net time is due (DECISIONS detail 7).
+
+    `alone`: by a worker that holds nothing else, as `claim_alone`: suspects too.
+    """
+    guards: tuple[Guard, ...] = (
         Equals("status", RUNNING),
         OneOf("definition_key", definition_keys),
         Missing("parked"),
         Missing("claim_token"),
-        AtMost("deaths", SUSPECT_DEATHS - 1),
         Equals("permit_wait.resource", resource),
     )
+    if not alone:
+        guards = (*guards, AtMost("deaths", SUSPECT_DEATHS - 1))
     changes = _taken(taken, worker_id, worker, lease_ms)
     return transition("claim_handed_over", taken.workflow_id, guards, changes, commit_id, revise=False)
 

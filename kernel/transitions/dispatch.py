@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from kernel.dispatch import DISPATCHED, INTENT_FIELD, PENDING, PROCESSING, REFUSED, Intent, IntentStatus
+from kernel.dispatch import DISPATCHED, INTENT_FIELD, OPEN, PENDING, PROCESSING, REFUSED, Intent, IntentStatus
 from kernel.records import ERROR_CHARACTERS_MAX, Document, to_document
 from kernel.store.conditional import (
     Add,
@@ -114,10 +114,24 @@ def refuse_dispatch(
 
     The business status is guarded as it was seen, so that a result that came meanwhile is not written over.
     """
-    standing: Guard = Missing(status_field) if seen_status is None else Equals(status_field, seen_status)
-    business = () if closed is None else (Put(status_field, closed),)
-    changes = (Put(STATUS, REFUSED), Put(ERROR, reason[:ERROR_CHARACTERS_MAX]), *_ENDED, *business)
+    standing, changes = _refusal(reason, status_field, seen_status, closed)
     return _held("refuse_dispatch", table, object_id, fencing_token, claim_token, changes, standing)
+
+
+def withdraw_dispatch(
+    table: str,
+    object_id: str,
+    fencing_token: str,
+    reason: str,
+    *,
+    status_field: str,
+    seen_status: str | int | None,
+    closed: str | int | None,
+) -> Transition:
+    """As `refuse_dispatch`, by the object's owner and whoever holds the lease: the holder's own writes then miss."""
+    standing, changes = _refusal(reason, status_field, seen_status, closed)
+    guards = (Equals(ROUND, fencing_token), OneOf(STATUS, OPEN), standing)
+    return Transition("withdraw_dispatch", table, object_id, guards, changes)
 
 
 def new_round(
@@ -151,9 +165,11 @@ def update_object(
     *,
     status_field: str,
     when_status: Sequence[str | int] | None = None,
+    when_absent: Iterable[str] = (),
 ) -> Transition:
     """A business write of round `fencing_token`: of any other round it changes nothing (fen-cas, fen-zero-rows)."""
-    standing = () if when_status is None else (OneOf(status_field, tuple(when_status)),)
+    status = () if when_status is None else (OneOf(status_field, tuple(when_status)),)
+    standing: tuple[Guard, ...] = (*status, *map(Missing, when_absent))
     return Transition(
         "update_object",
         table,
@@ -161,6 +177,14 @@ def update_object(
         (Equals(ROUND, fencing_token), *standing),
         (*(Put(field, value) for field, value in put.items()), *map(Clear, clear)),
     )
+
+
+def _refusal(
+    reason: str, status_field: str, seen_status: str | int | None, closed: str | int | None
+) -> tuple[Guard, tuple[Change, ...]]:
+    standing: Guard = Missing(status_field) if seen_status is None else Equals(status_field, seen_status)
+    business = () if closed is None else (Put(status_field, closed),)
+    return standing, (Put(STATUS, REFUSED), Put(ERROR, reason[:ERROR_CHARACTERS_MAX]), *_ENDED, *business)
 
 
 def _held(

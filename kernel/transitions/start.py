@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kernel.dispatch import round_of
 from kernel.records import (
     INSTANCE_VERSION,
     RUNS_KEPT,
@@ -120,6 +121,7 @@ def _new_run(instance: Instance, input_: bytes, priority: int) -> tuple[Change, 
         status=instance.status,
         finish_time=instance.finish_time,
         error=instance.error,
+        round=round_of(instance.input),
     )
     return (
         Put("status", RUNNING),

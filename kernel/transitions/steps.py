@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kernel.permit_words import WORKFLOW
 from kernel.records import ErrorRecord, Instance, PermitWaitRecord, to_document
 from kernel.states import (
     COMPLETED,
@@ -28,14 +29,34 @@ from kernel.transitions.parts import (
 )
 
 
-def begin_step(claim: Held, instance: Instance, index: int, *, worker_id: str, commit_id: str) -> Transition:
+def begin_step(
+    claim: Held,
+    instance: Instance,
+    index: int,
+    *,
+    worker_id: str,
+    waited_ms: int = 0,
+    others_wait: PermitWaitRecord | None = None,
+    commit_id: str,
+) -> Transition:
     """running and attempt + 1, committed before business code is entered (stp-running-before-entry).
 
     A step found `running` was entered by a worker that never committed: the re-entry is counted as a takeover.
+    Of a step that had to wait for a permit, `waited_ms` is the time since its `traffic_since_time` (prm-traffic-ms);
+    `others_wait` is what the row shall say from now on, where another step goes on waiting.
     """
     step = instance.steps[index]
     guards = (*held(claim), Equals(step_field(index, "status"), step.status))
     changes = _begun(index, taken_over=step.status == STEP_RUNNING, worker_id=worker_id)
+    if step.traffic_since_time is not None:
+        changes = (
+            *changes,
+            Add(step_field(index, "traffic_wait_ms"), waited_ms),
+            Clear(step_field(index, "traffic_since_time")),
+        )
+    shown = instance.permit_wait
+    if shown is not None and shown.step in (step.name, WORKFLOW):
+        changes = (*changes, put_or_clear("permit_wait", None if others_wait is None else to_document(others_wait)))
     return transition("begin_step", claim.workflow_id, guards, changes, commit_id)
 
 
@@ -46,7 +67,6 @@ def _begun(index: int, *, taken_over: bool, worker_id: str) -> tuple[Change, ...
         PutNow(step_field(index, "started_time")),
         Put(step_field(index, "worker_id"), worker_id),
         Clear(step_field(index, "due_time")),
-        Clear("permit_wait"),
         Clear("finalizer"),
     )
     return (*changes, Add(step_field(index, "takeovers"), 1)) if taken_over else changes
@@ -197,14 +217,26 @@ def fail_step(
 
 
 def defer_for_permit(
-    claim: Held, index: int, *, wait: PermitWaitRecord, due_time: int, rest: Rest | None, commit_id: str
+    claim: Held,
+    index: int,
+    *,
+    wait: PermitWaitRecord,
+    due_time: int | None,
+    rest: Rest | None,
+    commit_id: str,
 ) -> Transition:
-    """Refused a permit: still pending, no attempt, no error; the wait is counted (prm-refused, stp-wait-vs-fail)."""
+    """Refused a permit: still pending, no attempt, no error; the wait is counted (prm-refused, stp-wait-vs-fail).
+
+    `wait.since_time` is that of the first refusal. `due_time` None: the workflow as a whole was refused its own
+    resource before step `index`, which may start at any time once it has that (prm-tenant).
+    """
     guards = (*held(claim), OneOf(step_field(index, "status"), (STEP_PENDING, STEP_RUNNING)))
-    changes = (
+    changes: tuple[Change, ...] = (
         Add(step_field(index, "traffic_wait_count"), 1),
-        Put(step_field(index, "due_time"), due_time),
+        Put(step_field(index, "traffic_since_time"), wait.since_time),
         Put("permit_wait", to_document(wait)),
         *resting(rest),
     )
+    if due_time is not None:
+        changes = (*changes, Put(step_field(index, "due_time"), due_time))
     return transition("defer_for_permit", claim.workflow_id, guards, changes, commit_id)

@@ -10,7 +10,7 @@
 --   terms is one text of whole numbers separated by blanks: generation (0: none); offset; bytes_max; count_max
 --   1..1000; watch_ms (0: do not watch).
 -- reply: (generation or 0, offset of the first record, how many frames there are, terminal reference or an empty
---   text, record ...). Calls: 3 and one for every 16 frames, one more to watch.
+--   text, record ...). Calls: 2 and one for every 16 frames, one more to watch.
 -- caller: kernel.coordination.streams.Streams.read
 local call = redis.call
 local _, _, given, offset, bytes_max, count_max, watch =

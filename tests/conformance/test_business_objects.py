@@ -314,6 +314,39 @@ def test_a_business_write_can_not_touch_identity_nor_intent(changes: dict[str, A
     assert articles.row() == before
 
 
+@pytest.mark.parametrize("time_ms", [2**62, -(2**62), 253_402_300_800_000, -62_135_596_800_001])
+@pytest.mark.parametrize("shape", ["field", "part", "map"])
+def test_a_time_that_no_store_could_give_back_is_refused_before_any_write(
+    time_ms: int, shape: str, articles: Articles
+) -> None:
+    changes = {"field": {"a_time": time_ms}, "part": {"seat.a_time": time_ms}, "map": {"seat": [{"a_time": time_ms}]}}
+    token = articles.add().fencing_token
+    before = articles.row()
+
+    with pytest.raises(InvalidObject, match=f"a_time: {time_ms} ms is no time between the years 1 and 9999"):
+        articles.update("a1", token, changes[shape])
+    if shape != "part":
+        with pytest.raises(InvalidObject):
+            articles.add("a2", **changes[shape])
+
+    assert articles.row() == before
+    assert articles.get("a2") is None
+    for kept in (253_402_300_799_999, -62_135_596_800_000, -5, 0):
+        assert articles.update("a1", token, {"a_time": kept})
+        assert articles.row()["a_time"] == kept
+
+
+@pytest.mark.parametrize("end", ["completed", "failed", "their own"])
+def test_a_result_is_not_written_over_by_a_withdrawal(end: str, articles: Articles) -> None:
+    """What has ended has ended; an intent that is still open then is refused all the same."""
+    token = articles.add().fencing_token
+    assert articles.update("a1", token, {"status": end})
+
+    assert articles.withdraw("a1", token, "its user left")
+
+    assert (articles.row()["status"], articles.intent()["status"]) == (end, "refused")
+
+
 def test_a_withdrawn_object_is_closed_and_registers_nothing_any_more(articles: Articles) -> None:
     pending, dispatched = articles.add("a1").fencing_token, articles.add("a2").fencing_token
     articles.confirm("a2", dispatched, None)
@@ -428,6 +461,66 @@ def test_what_nobody_can_decide_is_unknown_and_never_a_miss(articles: Articles) 
     lossy.lose_reply()
     with pytest.raises(OutcomeUnknown):
         Articles(lossy).confirm("a1", token, None)
+
+
+@pytest.mark.case("A52")
+@pytest.mark.parametrize("lost", ["reply", "request"])
+def test_a_lost_write_is_not_sent_over_a_later_one_of_its_round(lost: str, articles: Articles) -> None:
+    """Another attempt of the same round was faster: nothing in the row tells which of the two came first."""
+    token = articles.add(progress=1).fencing_token
+
+    class Overtaken(LossyStore):
+        def get(self, table: str, key: str) -> Any:
+            articles.update("a1", token, {"progress": 3})
+            return self.inner.get(table, key)
+
+    lossy = Overtaken(articles.store)
+    getattr(lossy, f"lose_{lost}")()
+
+    with pytest.raises(OutcomeUnknown):
+        Articles(lossy).update("a1", token, {"progress": 2})
+
+    assert articles.row()["progress"] == 3
+    assert len(lossy.sent) == 1
+
+
+@pytest.mark.case("A52")
+@pytest.mark.parametrize("changes", [{"title": "x"}, {"status": "completed", "result": {"text": "r"}}])
+def test_the_second_copy_of_a_lost_write_hits_only_while_no_other_has(
+    changes: dict[str, Any], articles: Articles
+) -> None:
+    """It was lost; between the reading and the second copy another attempt of the round has written."""
+    token = articles.add().fencing_token
+
+    class Overtaken(LossyStore):
+        def apply(self, transition: Transition) -> Any:
+            if len(self.sent) == 1:
+                articles.update("a1", token, {**changes, "title": "of the other"})
+            return super().apply(transition)
+
+    lossy = Overtaken(articles.store)
+    lossy.lose_request()
+    when = {"when_status": ("initial", "completed")} if "status" in changes else {}
+
+    with pytest.raises(OutcomeUnknown):
+        Articles(lossy).update("a1", token, {**changes, "result": {"text": "late"}}, **when)  # type: ignore[arg-type]
+
+    assert articles.row()["title"] == "of the other"
+    assert articles.row().get("result") == changes.get("result")
+
+
+@pytest.mark.case("A52")
+def test_a_lost_write_of_a_round_that_is_over_is_a_miss(articles: Articles) -> None:
+    token = articles.add().fencing_token
+    fail(articles, token)
+    lossy = LossyStore(articles.store)
+    unsure = Articles(lossy)
+    lossy.lose_request()
+    assert unsure.begin("a1", token) is False
+    assert articles.next("a1", token) is not None
+    lossy.lose_request()
+    assert unsure.update("a1", token, {"title": "late"}) is False
+    assert len(lossy.sent) == 2
 
 
 @pytest.mark.case("A52")

@@ -187,12 +187,41 @@ def test_documents_without_a_key_or_of_another_shape_are_none_of_ours(
     )
     embedded(shows, "show-1")
 
-    assert [one.object_id for one in shows.due(after=None, limit=1)] in ([], ["show-1"])
+    assert [one.object_id for one in shows.due(after=None, limit=1)] == ["show-1"]
     assert "show-1" in [one.object_id for one in shows.due(after=None, limit=9)]
     for key in ("list", "text", "late"):
         with pytest.raises((CorruptRecord, UnknownVersion), match=key):
             shows.read(key)
     assert [one["showKey"] for one in shows.page({"channelId": "c1"})][-2:] == ["show-1", "show-2"]
+
+
+@pytest.mark.req("dsp-bad-intent", "dsp-list-pending")
+def test_documents_whose_key_is_no_text_neither_shorten_a_page_nor_end_a_scan(
+    shows: BusinessObjects, collection: Collection[Document]
+) -> None:
+    """They stand in front of the due ones; a short page is what ends a scan, a listing and a fan-out."""
+    collection.insert_many([foreign(f"show-{n}") for n in range(3, 8)])
+    ids = [f"show-{n}" for n in range(1, 8)]
+    for key in ids:
+        embedded(shows, key)
+    intent = raw(collection, "show-1")[INTENT_FIELD]
+    odd: list[Any] = [1, 2.5, True, ["show-8"], {"a": 1}, ObjectId(), AIRED]
+    for key in odd:
+        collection.insert_one({"showKey": key, "channelId": "c1", INTENT_FIELD: {**intent, "due_time": AIRED}})
+
+    due: list[str] = []
+    after: tuple[int, str] | None = None
+    while page := shows.due(after=after, limit=3):
+        due += [one.object_id for one in page]
+        after = (page[-1].due_time, page[-1].object_id)
+        assert len(page) == 3 or len(due) == len(ids)
+    pages: list[str] = []
+    while rows := shows.page({"channelId": "c1"}, after=pages[-1] if pages else None, limit=3):
+        pages += [one["showKey"] for one in rows]
+        assert len(rows) == 3 or len(pages) == len(ids)
+
+    assert (sorted(due), pages) == (ids, ids)
+    assert [one["showKey"] for one in shows.page(limit=9)] == ids
 
 
 def test_an_index_of_the_users_that_does_the_same_is_taken(

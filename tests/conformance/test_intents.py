@@ -87,6 +87,31 @@ def test_neither_the_request_nor_another_dispatcher_touches_a_lease_that_runs(ar
     assert articles.row() == before
 
 
+@pytest.mark.req("dsp-confirm-holder", "dsp-release-fenced")
+def test_a_withdrawal_holds_whoever_has_the_lease(articles: Articles) -> None:
+    """The object's owner ends the intent; the dispatcher that holds it writes nothing any more."""
+    token = articles.add().fencing_token
+    articles.taken("d1")
+    assert not articles.withdraw("a1", "another-round", "its user left")
+
+    assert articles.withdraw("a1", token, "its user left")
+    before = articles.row()
+    late = [
+        articles.renew("a1", token, "d1", HOUR_MS),
+        articles.confirm("a1", token, "d1"),
+        articles.release("a1", token, "d1", 0, "late") is not None,
+        articles.confirm("a1", token, None),
+    ]
+
+    assert late == [False] * 4
+    assert articles.row() == before
+    assert (before["status"], before[INTENT_FIELD]["status"]) == ("closed", "refused")
+    assert before[INTENT_FIELD]["error"] == "its user left"
+    assert not {"claim_token", "due_time"} & set(before[INTENT_FIELD])
+    assert articles.withdraw("a1", token, "again")
+    assert articles.row() == before
+
+
 @pytest.mark.req("dsp-confirm-holder")
 @pytest.mark.parametrize("broken", ["round", "status", "token", "nothing"])
 def test_the_holder_confirms_only_its_round_from_processing_by_its_own_token(broken: str, articles: Articles) -> None:

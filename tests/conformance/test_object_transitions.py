@@ -90,6 +90,18 @@ def _refuse(holder: bool, closed: bool) -> Callable[[str, Intent, str, str], Tra
     )
 
 
+def _withdraw(closed: bool) -> Callable[[str, Intent, str, str], Transition]:
+    return lambda key, seen, token, lease: make.withdraw_dispatch(
+        "articles",
+        key,
+        token,
+        "no",
+        status_field="status",
+        seen_status="initial",
+        closed="closed" if closed else None,
+    )
+
+
 ANY = BUSINESS_STATUSES
 CASES: dict[str, tuple[Case, ...]] = {
     "claim_dispatch": (
@@ -150,6 +162,20 @@ CASES: dict[str, tuple[Case, ...]] = {
             (_of("status"), _of("due_time"), _of("claim_token"), _of("error"), "status"),
         ),
     ),
+    "withdraw_dispatch": (
+        Case(
+            _withdraw(True),
+            ("pending", "processing"),
+            ("initial",),
+            (_of("status"), _of("due_time"), _of("claim_token"), _of("error"), "status"),
+        ),
+        Case(
+            _withdraw(False),
+            ("pending", "processing"),
+            ("initial",),
+            (_of("status"), _of("due_time"), _of("claim_token"), _of("error")),
+        ),
+    ),
     "new_round": (
         Case(
             lambda key, seen, token, lease: make.new_round(
@@ -183,6 +209,22 @@ CASES: dict[str, tuple[Case, ...]] = {
             INTENT_STATUSES,
             ("initial", "their own"),
             ("title",),
+        ),
+        Case(
+            lambda key, seen, token, lease: make.update_object(
+                "articles", key, token, {"summary.text": "new"}, status_field="status", when_absent=("summary.text",)
+            ),
+            INTENT_STATUSES,
+            ANY,
+            ("summary",),
+        ),
+        Case(
+            lambda key, seen, token, lease: make.update_object(
+                "articles", key, token, {"title": "new"}, status_field="status", when_absent=("title",)
+            ),
+            (),
+            (),
+            (),
         ),
     ),
     "embed_intent": (
@@ -243,7 +285,9 @@ def test_it_hits_in_its_states_and_changes_exactly_its_fields(name: str, case: C
             if intent in case.intents and status in case.objects:
                 assert answer == Applied(after), key
                 taken_over = name.startswith("claim") and intent == "processing"
-                assert changed(before, after) == set(case.changes) - ({_of("status")} if taken_over else set()), key
+                unheld = name.startswith("withdraw") and intent == "pending"
+                as_before = {_of("status")} if taken_over else {_of("claim_token")} if unheld else set()
+                assert changed(before, after) == set(case.changes) - as_before, key
             else:
                 assert (answer, after) == (MISSED, before), key
 

@@ -68,6 +68,7 @@ def full_row(now_ms: int, **fields: Any) -> Document:
         "running",
         attempt=3,
         failures=1,
+        traffic_since_time=now_ms - 1,
         due_time=now_ms - 5_000,
         started_time=now_ms - 4_000,
         finish_time=now_ms - 3_000,
@@ -158,6 +159,8 @@ FREE = _row(without=CLAIM_FIELDS)
 SIGNAL_WAIT = wait_document(0, 1_700_000_000_000, kind="signal")
 RUNNING_STEP = ("running",)
 BEGUN = ("attempt", "started_time", "worker_id", "due_time")
+REFUSED = ("steps.0.traffic_wait_count", "steps.0.traffic_since_time", "permit_wait")
+PERMITTED = ("steps.0.traffic_wait_ms", "steps.0.traffic_since_time", "permit_wait")
 STEP_ENDED = ("steps.0.status", "steps.0.elapsed_ms", "steps.0.finish_time")
 
 CLAIMS = (
@@ -241,19 +244,27 @@ CLAIMS = (
 STEPS = (
     Case(
         "begin_step",
-        _held(make.begin_step, _instance, 0, worker_id="w"),
+        _held(make.begin_step, _instance, 0, worker_id="w", waited_ms=1),
         _row(step={"status": "pending"}),
         ("running",),
         ("pending",),
-        ("steps.0.status", *(f"steps.0.{field}" for field in BEGUN), "permit_wait", "finalizer"),
+        ("steps.0.status", *(f"steps.0.{field}" for field in BEGUN), *PERMITTED, "finalizer"),
     ),
     Case(
         "begin_step",
-        _held(make.begin_step, _instance, 0, worker_id="w"),
+        _held(make.begin_step, _instance, 0, worker_id="w", waited_ms=1),
         _row(),
         ("running",),
         RUNNING_STEP,
-        ("steps.0.takeovers", *(f"steps.0.{field}" for field in BEGUN), "permit_wait", "finalizer"),
+        ("steps.0.takeovers", *(f"steps.0.{field}" for field in BEGUN), *PERMITTED, "finalizer"),
+    ),
+    Case(
+        "begin_step",
+        _held(make.begin_step, _instance, 0, worker_id="w", waited_ms=1, others_wait=_permit),
+        _row(step={"status": "pending"}),
+        ("running",),
+        ("pending",),
+        ("steps.0.status", *(f"steps.0.{field}" for field in BEGUN), *PERMITTED, "finalizer"),
     ),
     Case(
         "unbegin",
@@ -287,7 +298,7 @@ STEPS = (
         RUNNING_STEP,
         (
             *(*STEP_ENDED, "outputs.step_0", "steps.0.error", "deaths"),
-            *("steps.1.status", *(f"steps.1.{field}" for field in BEGUN), "permit_wait", "finalizer"),
+            *("steps.1.status", *(f"steps.1.{field}" for field in BEGUN), "finalizer"),
         ),
     ),
     Case(
@@ -342,7 +353,15 @@ STEPS = (
         _row(step={"status": "pending"}),
         ("running",),
         ("pending", "running"),
-        (*RESTED, "steps.0.traffic_wait_count", "steps.0.due_time", "permit_wait"),
+        (*RESTED, *REFUSED, "steps.0.due_time"),
+    ),
+    Case(
+        "defer_for_permit",
+        _held(make.defer_for_permit, 0, wait=_permit, due_time=None, rest=_rest),
+        _row(step={"status": "pending"}),
+        ("running",),
+        ("pending", "running"),
+        (*RESTED, *REFUSED),
     ),
 )
 
@@ -464,7 +483,7 @@ STARTS = (
         _row(status="failed", step={"status": "failed"}, parked={"reason": "x", "since_time": 1}),
         ("failed",),
         None,
-        (*_NEW_RUN, *(f"steps.0.{field}" for field in _FORGOTTEN), "steps.1.due_time"),
+        (*_NEW_RUN, *(f"steps.0.{field}" for field in _FORGOTTEN), "steps.0.traffic_since_time", "steps.1.due_time"),
         held=False,
     ),
     Case(

@@ -16,7 +16,7 @@ from asr_demo.flow import AsrPolicy, JobInput, NotePorts, Ports
 from asr_demo.ledger import Ledger
 from asr_demo.notes import Notes
 from asr_demo.speech import AsrError, AsrTask, Transcribed
-from kernel import Context, Sleep, WorkflowCanceled
+from kernel import Context, NonRetryable, Sleep
 from kernel.cancel import CancelToken
 from kernel.clock import ManualClock
 from kernel.codec import encode
@@ -222,7 +222,7 @@ def test_a_late_result_of_an_old_round_is_not_written(flow: Any) -> None:
     job.invoke()
     job.notes._file.change("UPDATE notes SET fencing_token = 'f2'")
 
-    with pytest.raises(WorkflowCanceled):
+    with pytest.raises(NonRetryable, match="f1"):
         job.invoke(1_000)
     assert not job.notes.save_summary("note-1", "f1", "late")
     note = job.notes.read("note-1")

@@ -435,7 +435,7 @@ def test_a_live_dispatcher_wakes_for_an_announced_object_and_ends_when_told(tmp_
     rig = OutboxRig(objects_on("sqlite", tmp_path, clock), clock=clock, runner=ThreadRunner(clock))
     desk = rig.desk(poll_ms=3_600_000, dispatch_scan_ms=3_600_000, dispatch_slots=4)
     loop = desk.loop()
-    rig.index.listeners.append(loop.wake.set)
+    rig.index.listeners.append(loop.wake)
     loop.start()
     wait_until(lambda: desk.counters["scans"] == 1, "the first scan")
 
@@ -445,7 +445,7 @@ def test_a_live_dispatcher_wakes_for_an_announced_object_and_ends_when_told(tmp_
     wait_until(lambda: rig.statuses() == {"dispatched": 20}, "all are dispatched although the next poll is in an hour")
     status: Any = loop.status()
     assert (status["counters"]["intents_dispatched"], status["counters"]["commits"]) == (20, 20)
-    assert status["loops"].keys() == {"sweeps", "outbox"}
+    assert status["loops"].keys() == {"sweeps", "outbox.jobs"}
     takes = len(desk.index.of("take"))
     stays(lambda: len(desk.index.of("take")) <= takes + 2, "it sleeps when there is nothing to do", 0.5)
     loop.drain()

@@ -180,7 +180,8 @@ class Place:
         )
 
         def settled() -> bool:
-            engine.outbox.round()
+            for source in engine.outbox.sources:
+                source.round()
             return not self.objects.due(after=None, limit=1)
 
         wait_until(settled, "the end of every intent", 60)

@@ -11,8 +11,17 @@ from kernel.clock import ManualClock
 from kernel.codec import decode, encode
 from kernel.definition import Definition, Step
 from kernel.dispatch import INTENT_FIELD
-from kernel.errors import InputIdentityChanged, InvalidId, InvalidInput, InvalidIntent, Refused, TooLarge
+from kernel.errors import (
+    InputIdentityChanged,
+    InvalidDefinition,
+    InvalidId,
+    InvalidInput,
+    InvalidIntent,
+    Refused,
+    TooLarge,
+)
 from kernel.ids import workflow_id_for
+from kernel.requests import Requests
 from kernel.store.conditional import Clear, Put
 from tests.engine.articles_rig import ARTICLES, ArticlesRig
 from tests.support.engine_runner import Killed
@@ -164,3 +173,55 @@ def test_a_fresh_intent_is_left_to_its_request_for_a_moment(clock: ManualClock) 
 
     assert desk.counters["dispatched"] == 0
     assert rig.intent().status == "dispatched"
+
+
+class Unaware(msgspec.Struct):
+    object_id: str
+
+
+class Nameless(msgspec.Struct):
+    fencing_token: str
+
+
+def test_a_desk_whose_workflows_could_not_see_their_round_is_refused_when_it_is_made(clock: ManualClock) -> None:
+    only = [Step("only", lambda ctx: "done")]
+    with pytest.raises(InvalidDefinition, match="its input has no field 'fencing_token'"):
+        ArticlesRig(clock=clock, definition=Definition(type="job", input=Unaware, steps=only))
+    declared = msgspec.structs.replace(ARTICLES, key="article_id")
+    with pytest.raises(InvalidDefinition, match="its input has no field 'article_id' or 'object_id'"):
+        ArticlesRig(clock=clock, definition=Definition(type="job", input=Nameless, steps=only), declaration=declared)
+    ArticlesRig(clock=clock, definition=TYPED, declaration=declared)
+
+
+@pytest.mark.req("req-input-verify")
+def test_an_input_of_another_object_is_refused_under_whatever_key(clock: ManualClock) -> None:
+    declared = msgspec.structs.replace(ARTICLES, key="article_id")
+    rig = ArticlesRig(clock=clock, declaration=declared)
+    with pytest.raises(InvalidIntent, match="another object in 'article_id'"):
+        rig.requests.request({"article_id": "other"}, object_id="k")
+    assert rig.objects.get("k") is None
+
+    rig.accept("k", input={"article_id": "other"})
+    rig.settle(rig.desk())
+
+    assert rig.instance() is None
+    assert (rig.intent().status, rig.intent().tries) == ("pending", 1)
+    assert "another object in 'article_id'" in str(rig.intent().error)
+
+
+def test_a_definition_serves_where_a_plan_does_and_anything_else_is_told_in_one_line(clock: ManualClock) -> None:
+    rig = ArticlesRig(clock=clock)
+    desk = Requests(rig.client, rig.objects, TYPED, ids=rig.ids)
+    assert desk.request(asked(), object_id="k", biz_key="job:t1:k").outcome == "registered"
+    handle = rig.client.start_or_resume(TYPED, biz_key="job:t1:k", input=asked())
+    assert handle.branch == "running"
+    assert rig.client.start_many(TYPED, [("job:t1:l", asked("l"))])[0].branch == "created"
+
+    wrong: Any = "job"
+    for made in (
+        lambda: Requests(rig.client, rig.objects, wrong),
+        lambda: rig.client.start_or_resume(wrong, biz_key="x"),
+        lambda: rig.client.start_many(wrong, []),
+    ):
+        with pytest.raises(InvalidDefinition, match=r"^plan: give a Plan or a Definition, not str$"):
+            made()

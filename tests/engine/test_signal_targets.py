@@ -75,10 +75,34 @@ def test_an_id_that_was_used_for_something_else_is_ignored_and_said(
 
     receipt = tell(rig, workflow_id)
 
-    assert (receipt.duplicate, receipt.activated) == (True, False)
+    assert (receipt.duplicate, receipt.activated, receipt.conflict) == (True, False, True)
+    assert tell(rig, "wf-other").conflict is False
     assert rig.status(workflow_id) == "waiting"
     assert "was used for another signal" in caplog.text
     assert worker.busy == 0
+
+
+@pytest.mark.req("sig-unique")
+def test_two_signals_of_one_delivery_under_one_id_conflict(rig: SteppedRig) -> None:
+    _worker, workflow_id = waiting(rig)
+
+    receipts = rig.client.deliver_signals([made("wf-other", "s1"), made(workflow_id, "s1"), made("wf-other", "s1")])
+
+    assert [(one.duplicate, one.conflict) for one in receipts] == [(False, False), (True, True), (True, False)]
+    assert rig.status(workflow_id) == "waiting"
+
+
+@pytest.mark.req("sig-unique", "sig-inbox-fail")
+def test_a_lost_answer_does_not_take_the_row_of_another_signal_for_its_own(rig: SteppedRig) -> None:
+    """Stored in the same millisecond, under the same id: the row says for whom it is."""
+    _worker, workflow_id = waiting(rig)
+    tell(rig, "wf-other")
+    rig.client_store.fail_once("receive_signal", "lose_reply")
+
+    receipt = tell(rig, workflow_id)
+
+    assert (receipt.duplicate, receipt.conflict, receipt.activated) == (True, True, False)
+    assert rig.status(workflow_id) == "waiting"
 
 
 def test_a_row_that_does_not_decode_costs_only_its_own_signal(rig: SteppedRig) -> None:

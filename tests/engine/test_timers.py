@@ -13,7 +13,7 @@ from kernel import transitions
 from kernel.clock import ManualClock
 from kernel.context import Context
 from kernel.directives import Sleep, WaitForSignal, Yield
-from kernel.engine.takeover import activate_due
+from kernel.engine.activation import activate_due
 from kernel.store.conditional import Applied, Missed
 from kernel.store.memory import MemoryStore
 from tests.engine.flows import flow, seconds, step

@@ -37,10 +37,13 @@ class FakeInbox:
 
     def _stored(self, signal: Signal) -> SignalReceipt:
         duplicate = signal.signal_id in self.stored
-        self.stored[signal.signal_id] = signal
+        conflict = duplicate and self.stored[signal.signal_id] != signal
+        self.stored.setdefault(signal.signal_id, signal)
         target = self.targets.get(signal.workflow_id, "unknown")
         woken = target == "waiting" and not duplicate
-        return SignalReceipt(signal_id=signal.signal_id, duplicate=duplicate, activated=woken, target=target)
+        return SignalReceipt(
+            signal_id=signal.signal_id, duplicate=duplicate, activated=woken, conflict=conflict, target=target
+        )
 
 
 class FakeContext:
@@ -48,6 +51,8 @@ class FakeContext:
 
     def __init__(self, event: Any, inbox: FakeInbox, checkpoint: bytes | None, ports: Any, left_s: float) -> None:
         self.input = event
+        self.workflow_id = "wf-fan-out"
+        self.type = "notify"
         self._left_s = left_s
         self.ports = ports
         self._inbox = inbox

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fanout import Outcome, Subscriber, Tally, make_fan_out, signal_id_for, start_fan_out
-from kernel import NonRetryable, workflow_id_for
+from fanout import FanOutEvent, Outcome, Subscriber, Tally, make_fan_out, signal_id_for, start_fan_out
+from kernel import Definition, NonRetryable, Step, WaitForSignal, workflow_id_for
 from kernel.context import Context
 from tests.engine.flows import seconds
 from tests.engine.test_claims import set_fields
@@ -318,6 +318,31 @@ def test_publishing_one_event_again_finds_its_fan_out_and_another_event_has_its_
     assert len(show.signals()) == 4
 
 
+@pytest.mark.req("fan-page-signals", "fan-start-idempotent")
+@pytest.mark.parametrize("types", [("tell_paid", "tell_shipped"), ("tell", "tell")], ids=["two fan-outs", "one"])
+def test_two_notifications_with_one_event_id_are_two(durable_rig: SteppedRig, types: tuple[str, str]) -> None:
+    """An order is paid and later shipped; its number is the id of both events, and one follower waits for both."""
+    subscribers = SubscriberList([Subscriber(biz_key="f")])
+    paid, shipped = (make_fan_out(type_, subscribers.read_page) for type_ in types)
+    follow = Definition(type="follow", steps=[_awaiting("paid"), _awaiting("shipped")])
+    durable_rig.worker(*{paid.type: paid, shipped.type: shipped}.values(), follow)
+    follower = durable_rig.start(follow, "f")
+    told = []
+    for fan_out, what in ((paid, "paid"), (shipped, "shipped")):
+        durable_rig.run(lambda: durable_rig.status(follower) == "waiting", f"the wait for {what}")
+        of = FanOutEvent(event_id="o7", signal_type=what, wait_key="o7")
+        told.append(start_fan_out(durable_rig.client, fan_out, of))
+        durable_rig.finish(told[-1])
+    durable_rig.finish(follower)
+
+    assert len(set(told)) == 2
+    assert [outcome(durable_rig, key).tally for key in told] == [Tally(pages=1, told=1, woken=1)] * 2
+
+
+def _awaiting(what: str) -> Step:
+    return Step(what, lambda ctx: "told" if ctx.resume else WaitForSignal(what, "o7"))
+
+
 @pytest.mark.req("fan-start-idempotent", "fin-fanout-only-publish")
 @pytest.mark.parametrize("fault", ["kill_before", "kill_after", "lose_reply", "lose_request"])
 def test_a_finalizer_that_dies_while_publishing_starts_one_fan_out(durable_rig: SteppedRig, fault: Any) -> None:
@@ -330,7 +355,7 @@ def test_a_finalizer_that_dies_while_publishing_starts_one_fan_out(durable_rig: 
     durable_rig.finish(main, *ids)
 
     (row,) = show.rows_of("notify")
-    assert row["biz_key"] == "fan:notify:0:show-1:ended"
+    assert row["biz_key"] == "fan:notify:0:show_ended:show-1:show-1:ended"
     assert durable_rig.ledger.count(None, main) <= 2
     assert show.woken_once(ids)
 

@@ -18,25 +18,25 @@ from tests.fanout_runs.lists import event
 def test_ids_are_functions_of_the_events_identity_alone() -> None:
     one, same = event(), event(identities={"tenant": "t1"})
 
-    assert fan_out_key("notify", one) == fan_out_key("notify", same) == "fan:notify:0:show-1:ended"
+    assert fan_out_key("notify", one) == fan_out_key("notify", same) == "fan:notify:0:show_ended:show-1:show-1:ended"
     assert signal_id_for(one, "wf-1", "show-1", 0) == signal_id_for(same, "wf-1", "show-1", 0)
-    assert signal_id_for(one, "wf-1", "show-1", 0) == "fan:0:wf-1:show-1:ended"
+    assert signal_id_for(one, "wf-1", "show-1", 0) == "fan:0:show_ended:show-1:wf-1:show-1:ended"
 
 
 def test_two_identities_never_give_one_id() -> None:
     texts = ["a", "b", "a:b", "b:a", "0", "0:a", "x" * 200, "x" * 199 + "y"]
-    signals = {
-        signal_id_for(event(event_id, generation=generation), target, key, generation)
-        for event_id, target, key, generation in itertools.product(texts, texts, ["show-1", "k"], [0, 1])
-    }
-    fans = {
-        fan_out_key(type_, event(event_id, generation=generation))
-        for type_, event_id, generation in itertools.product(["a", "b"], texts, [0, 1])
-    }
+    keys, types = ["show-1", "k", "a:b"], ["show_ended", "a"]
+    events = [
+        event(event_id, generation=generation, wait_key=key, signal_type=type_)
+        for event_id, generation, key, type_ in itertools.product(texts, [0, 1], keys, types)
+    ]
+    signals = {signal_id_for(one, target, one.wait_key, one.generation) for one in events for target in texts}
+    own = {signal_id_for(one, target, "own", 1) for one in events for target in texts}
+    fans = {fan_out_key(type_, one) for one in events for type_ in ["a", "b"]}
 
-    assert len(signals) == len(texts) * len(texts) * 2 * 2
-    assert len(fans) == 2 * len(texts) * 2
-    assert all(len(made) <= 200 for made in signals | fans)
+    assert (len(events), len(signals), len(own), len(fans)) == (96, 96 * 8, 96 * 8, 96 * 2)
+    assert not signals & own
+    assert all(len(made) <= 200 for made in signals | own | fans)
 
 
 @pytest.mark.parametrize(

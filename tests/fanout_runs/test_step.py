@@ -19,6 +19,7 @@ from fanout import (
     Subscriber,
     Tally,
     make_fan_out,
+    signal_id_for,
 )
 from kernel import (
     ClaimLost,
@@ -33,7 +34,15 @@ from kernel import (
     workflow_id_for,
 )
 from kernel.codec import encode
-from kernel.errors import CheckpointError, CorruptRecord, OutcomeUnknown, StoreUnavailable, UnknownVersion
+from kernel.errors import (
+    CheckpointError,
+    CorruptRecord,
+    OutcomeUnknown,
+    SchemaMismatch,
+    StoreUnavailable,
+    UnknownVersion,
+    WrongProcess,
+)
 from tests.fanout_runs.fake_flows import BYTES_MAX, FakeInbox, StepRun
 from tests.fanout_runs.lists import SubscriberList, event
 
@@ -336,6 +345,44 @@ def test_a_fault_that_meets_everybody_never_costs_anybody_their_signal() -> None
     assert run.to_the_end().tally == Tally(pages=1, told=10, woken=10, tries=50)
 
 
+@pytest.mark.parametrize("error", [SchemaMismatch("the inbox is of another program"), WrongProcess("after a fork")])
+def test_an_error_of_the_kernel_that_is_about_no_row_is_waited_out_as_well(error: Exception) -> None:
+    subscribers, inbox = SubscriberList.of_keys(10), waiting(10)
+    broken = [True]
+    inbox.fault_of = lambda signals: error if broken else None
+    run = run_of(subscribers, inbox)
+    for _ in range(30):
+        assert isinstance(run.once(), Sleep)
+
+    broken.clear()
+    assert run.to_the_end().tally == Tally(pages=1, told=10, woken=10, tries=30)
+
+
+def test_a_page_of_nothing_but_damaged_rows_is_passed_over_at_the_tenth_try() -> None:
+    subscribers, inbox = SubscriberList.of_keys(5), waiting(5)
+    damaged = {workflow_id_for(f"sub:{number}") for number in (3, 4)}
+
+    def fault(signals: Any) -> Exception | None:
+        return CorruptRecord("no status") if any(signal.workflow_id in damaged for signal in signals) else None
+
+    inbox.fault_of = fault
+    outcome = run_of(subscribers, inbox, page_size=2).to_the_end()
+
+    assert outcome.tally == Tally(pages=3, told=3, woken=3, malformed=2, tries=9), "the second page"
+
+
+def test_an_id_that_somebody_has_used_for_another_signal_is_reported() -> None:
+    run = run_of(SubscriberList.of_keys(2))
+    target = workflow_id_for("sub:1")
+    id_ = signal_id_for(run.event, target, "show-1", 0)
+    run.inbox.stored[id_] = Signal(signal_id=id_, workflow_id=target, signal_type="other", wait_key="by_hand")
+
+    outcome = run.to_the_end()
+
+    assert outcome.tally == Tally(pages=1, unknown=1, malformed=1)
+    assert outcome.samples == (Sample(subscriber=target, reason="the id of its signal was used for another signal"),)
+
+
 def test_the_only_subscriber_of_a_page_does_not_block_the_list_for_ever() -> None:
     subscribers, inbox = SubscriberList.of_keys(3), waiting(3)
     poison = workflow_id_for("sub:2")
@@ -441,5 +488,5 @@ def test_the_step_asks_the_inbox_for_nothing_but_its_event() -> None:
     (signal,) = run.inbox.stored.values()
     target = workflow_id_for("sub:1")
     assert signal == Signal(
-        signal_id=f"fan:3:{target}:e", workflow_id=target, signal_type="ready", wait_key="k", generation=3
+        signal_id=f"fan:3:ready:k:{target}:e", workflow_id=target, signal_type="ready", wait_key="k", generation=3
     )

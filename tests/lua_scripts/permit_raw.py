@@ -42,6 +42,9 @@ class RawPermits:
         reply = self.call("permit_acquire", f"{workflow_id}\x1f{step}\x1f{token}", terms, channel, now)
         return [reply % 8, reply // 8] if isinstance(reply, int) else [0, *reply]
 
+    def start(self, owner: tuple[str, str, str], lease: int, rate: int, now: int) -> int:
+        return int(self.call("permit_start", "\x1f".join(owner), f"{lease} {rate}", now))
+
     def renew(self, owners: Iterable[tuple[tuple[str, str, str], int, int]], lease: int, now: int) -> tuple[int, str]:
         """(epoch, or 0 when none was restored; a digit for each owner)."""
         asked = list(owners)

@@ -49,6 +49,10 @@ class Twins:
         if reply[0] in (1, 2, 3):
             self.granted = [*self.granted[-12:], ((*pair, token), request, reply[1])]
 
+    def start(self, owner: Owner, limits: Limits) -> None:
+        rate = limits[1] or 3
+        assert self.real.start(owner, 3_000, rate, self.now) == self.model.start(owner, 3_000, rate, self.now)
+
     def renew(self, owners: list[tuple[Owner, int, int]]) -> None:
         assert self.real.renew(owners, 3_000, self.now) == self.model.renew(owners, 3_000, self.now)
 
@@ -91,9 +95,9 @@ def _play(twins: Twins, choose: random.Random, steps: int) -> None:
     def pair() -> Pair:
         return choose.choice(IDS), STEPS[choose.random() < 0.1]
 
-    kinds = ("acquire", "release", "sweep", "renew", "deferred", "stats", "time", "limits", "loss")
+    kinds = ("acquire", "release", "sweep", "renew", "deferred", "stats", "time", "limits", "loss", "start")
     for _ in range(steps):
-        match choose.choices(kinds, (14, 6, 2, 2, 2, 1, 7, 1, 0.3))[0]:
+        match choose.choices(kinds, (14, 6, 2, 2, 2, 1, 7, 1, 0.3, 4))[0]:
             case "acquire":
                 request, lane = choose.choice((0, 0, 0, 1, 1023)), choose.choice((0, 1, 1, 2, 3))
                 twins.acquire(pair(), choose.choice(TOKENS), request, lane, limits, choose.choice((500, 3_000)))
@@ -104,6 +108,8 @@ def _play(twins: Twins, choose: random.Random, steps: int) -> None:
                 twins.release([], limits)
             case "renew" if twins.granted:
                 twins.renew(choose.sample(twins.granted, choose.randint(1, len(twins.granted))))
+            case "start" if twins.granted:
+                twins.start(choose.choice(twins.granted)[0], limits)
             case "deferred":
                 twins.deferred(pair(), choose.choice((0, 1, 1, 2, 3)))
             case "stats":
@@ -164,6 +170,10 @@ class PermitMachine(RuleBasedStateMachine):
     @rule(pair=_pairs, token=_tokens, epoch=st.sampled_from((START, START + 1)))
     def renew(self, pair: Pair, token: str, epoch: int) -> None:
         self.twins.renew([((*pair, token), 0, epoch)])
+
+    @rule(pair=_pairs, token=_tokens, limits=_limits)
+    def start(self, pair: Pair, token: str, limits: Limits) -> None:
+        self.twins.start((*pair, token), limits)
 
     @rule(pair=_pairs, lane=_lanes)
     def deferred(self, pair: Pair, lane: int) -> None:

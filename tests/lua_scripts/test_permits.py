@@ -6,9 +6,9 @@ import pytest
 
 from kernel.config import Limit
 from kernel.coordination import Granted, Keys, Owner, Permits, Refused, permits
-from kernel.coordination.permit_words import WORKFLOW, Permit, Released
 from kernel.errors import CoordinationRejected, CoordinationUnavailable, InvalidId, InvalidName
 from kernel.errors import Refused as BadArgument
+from kernel.permit_words import WORKFLOW, Permit, Released
 from lua import get
 from tests.lua_scripts.test_script_budget import calls_of
 from tests.lua_scripts.test_script_static import _words_of

@@ -15,9 +15,12 @@ import pytest
 from kernel.business_objects import BusinessObjects
 from kernel.clock import SystemClock
 from kernel.config import Config
+from kernel.dispatch import DueIntent
+from kernel.errors import StoreUnavailable
 from kernel.objects import Objects
 from kernel.runtime import open_objects
-from kernel.store.conditional import Put, Transition
+from kernel.store.conditional import Clear, Put, Transition
+from supervisor.ops_dispatch import _open_intents
 
 COMMAND = Path(sys.executable).with_name("kernel-supervisor")
 PROGRAM = """
@@ -30,6 +33,12 @@ TASKS = Objects(name="tasks", key="task_id", grace_ms=0)
 app = App(
     definitions=[Definition(type="t", steps=[Step("only", lambda ctx: None)])],
     dispatch_sources=[SHOWS, TASKS],
+)
+legacy = App(
+    definitions=list(app.definitions.values()),
+    dispatch_sources=[
+        Objects(name="tasks", key="task_id", grace_ms=0, legacy_input=lambda document: {"x": document["needed"]})
+    ],
 )
 empty = App(definitions=list(app.definitions.values()))
 """
@@ -166,6 +175,50 @@ def test_what_others_wrote_can_neither_steer_the_terminal_nor_hide_a_row(
     ]
     assert rows["s2"]["error"].startswith("unknown_version: ")
     assert rows["s3"]["error"].startswith("corrupt_record: ")
+
+
+@pytest.mark.req("dsp-list-pending", "req-legacy-input")
+def test_an_object_whose_legacy_input_can_not_be_built_is_a_row_and_hides_no_other(
+    shell: Shell, objects: dict[str, BusinessObjects]
+) -> None:
+    tasks = objects["tasks"]
+    for key in ("t1", "t2", "t3"):
+        accept(tasks, key)
+    tasks._store.apply(Transition("by_hand", "tasks", "t2", (), (Clear("workflow_dispatch.input"),)))
+
+    answer = shell.pending(app="shop:legacy")
+
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert len(answer.stdout.splitlines()) == 3
+    rows = {row["object_id"]: row for row in json.loads(shell.pending("--json", app="shop:legacy").stdout)["pending"]}
+    assert [rows[key]["status"] for key in ("t1", "t2", "t3")] == ["pending", "unreadable", "pending"]
+    assert rows["t2"]["error"] == "invalid_intent: legacy input of tasks 't2': KeyError: 'needed'"
+
+
+def test_whatever_a_source_of_the_users_own_raises_for_one_object_hides_no_other() -> None:
+    """Its code may do anything; a store that is away is no fault of one object."""
+
+    class Theirs:
+        name = "theirs"
+        away = False
+
+        def due(self, *, after: tuple[int, str] | None, limit: int) -> list[DueIntent]:
+            return [] if after else [DueIntent("a", 1), DueIntent("b", 2)]
+
+        def read(self, object_id: str) -> None:
+            if self.away:
+                raise StoreUnavailable("away")
+            raise KeyError(object_id)
+
+    theirs: Any = Theirs()
+    rows = list(_open_intents(theirs))
+
+    assert [(row.object_id, row.status, row.error) for row in rows] == [
+        *(("a", "unreadable", "KeyError: 'a'"), ("b", "unreadable", "KeyError: 'b'"))
+    ]
+    theirs.away = True
+    with pytest.raises(StoreUnavailable):
+        list(_open_intents(theirs))
 
 
 @pytest.mark.parametrize(

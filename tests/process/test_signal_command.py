@@ -60,8 +60,9 @@ def test_a_signal_from_the_shell_wakes_once_and_its_repeat_says_duplicate(rig: L
     again = answer(tmp_path, workflow_id, *IDENTITY, "--id", "from-shell")
 
     said = {"v": 1, "signal_id": "from-shell"}
-    assert first == said | {"duplicate": False, "activated": True, "target": "waiting"}
-    assert (again["duplicate"], again["activated"]) == (True, False)
+    woken = {"duplicate": False, "activated": True, "matched": True, "conflict": False, "target": "waiting"}
+    assert first == said | woken
+    assert (again["duplicate"], again["activated"], again["conflict"]) == (True, False, False)
     rig.wait_ended(workflow_id)
     assert rig.output(workflow_id) == ["from-shell"]
 
@@ -83,8 +84,23 @@ def test_unknown_finished_and_superseded_workflows_are_told_in_the_receipt(rig: 
     assert sorted(pending(rig)) == sorted(f"for-{key}" for key in targets)
     shown = told(tmp_path, "wf-nobody", *IDENTITY, "--id", "plain")
     assert shown.stdout.splitlines() == [
-        "signal_id  plain", "duplicate  false", "activated  false", "target  unknown",
+        "signal_id  plain", "duplicate  false", "activated  false", "matched  false", "conflict  false",
+        "target  unknown",
     ]  # fmt: skip
+
+
+@pytest.mark.req("sig-unique")
+def test_an_id_that_was_used_for_another_signal_is_one_line_and_a_failure(rig: LiveRig, tmp_path: Path) -> None:
+    assert answer(tmp_path, "wf-one", *IDENTITY, "--id", "used")["conflict"] is False
+
+    done = told(tmp_path, "wf-two", *IDENTITY, "--id", "used", "--json")
+
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line == "error: id used was used for another signal: this one is not delivered"
+    receipt = json.loads(done.stdout)
+    assert (receipt["duplicate"], receipt["conflict"], receipt["activated"]) == (True, True, False)
+    assert rig.store.get(SIGNALS, "used")["workflow_id"] == "wf-one"  # type: ignore[index]
 
 
 @pytest.mark.parametrize(

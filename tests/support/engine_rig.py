@@ -15,7 +15,7 @@ from typing import Any
 from kernel.app import App
 from kernel.client import Client
 from kernel.clock import Clock, ManualClock, SystemClock
-from kernel.config import Config
+from kernel.config import Config, Limit
 from kernel.definition import Definition
 from kernel.engine.dispatcher import DispatcherLoop
 from kernel.engine.settings import Settings
@@ -23,19 +23,24 @@ from kernel.engine.takeover import Worker
 from kernel.engine.worker import WorkerLoop
 from kernel.errors import KernelError
 from kernel.ids import IdSource, SeededIds
+from kernel.limits import Limits
 from kernel.observe.events import EVENTS
 from kernel.records import Document, Instance, to_instance
 from kernel.runtime import Engine
 from kernel.states import TERMINAL
 from kernel.store.protocol import Store
 from kernel.store.tables import INSTANCES
+from kernel.stream_writer import StreamPort
+from kernel.streams import ClientStreams, StreamSettings
 from tests.support.engine_ledger import Ledger
+from tests.support.engine_permits import MemoryPermits, PermitsView
 from tests.support.engine_queue import MemoryQueue, QueueView
 from tests.support.engine_runner import BaseRunner, Killed, LiveRunner, SteppedRunner, WorkerRunner
 from tests.support.engine_store import FaultyStore
+from tests.support.stream_port import StreamsView
 from tests.support.wait import wait_until
 
-FAST = Config(lease_s=1.5, poll_s=0.2, scan_s=1.0)
+FAST = Config(lease_s=1.5, poll_s=0.2, scan_s=1.0, permit_lease_s=1.5)
 """The fast profile of RELIABILITY §3: renew 0.5 s, fence 1.25 s."""
 
 
@@ -82,6 +87,7 @@ class RigWorker:
         self.queue = QueueView(rig.queue)
         self.runner = WorkerRunner(rig.base_runner)
         self.stuck: list[str] = []
+        permits: Any = PermitsView(rig.permits, lambda: self.dead)
         self.engine = Engine(
             app,
             settings,
@@ -94,6 +100,9 @@ class RigWorker:
             observer=rig.recorder,
             ports=ports,
             on_stuck=self.stuck.append,
+            limits=Limits(rig.store, rig.clock, rig.limits),
+            permits=(permits, permits),
+            streams=None if rig.streams is None else (StreamsView(rig.streams, lambda: self.dead), rig.stream_settings),
         )
         self.loop: WorkerLoop = self.engine.worker_loop()
         rig.queue.listeners.append(self.engine.scheduler.wake.set)
@@ -143,6 +152,12 @@ class Rig:
         self.ids = ids
         self.settings = settings
         self.queue = MemoryQueue(store.now_ms)
+        self.permits = MemoryPermits(self.queue, store.now_ms, settings.permit_lease_ms, settings.permit_wait_ms)
+        self.limits: dict[str, Limit] = {}
+        """What the App of the workers made from now on declares."""
+        self.streams: StreamPort | None = None
+        """Client streams of the workers and clients made from now on."""
+        self.stream_settings = StreamSettings()
         self.recorder = Recorder()
         self.ledger = Ledger(store, clock)
         self.workers: list[RigWorker] = []
@@ -151,8 +166,12 @@ class Rig:
 
     def make_client(self, store: Store) -> Client:
         """A publisher's client on `store`; each has a queue connection of its own."""
+        around: dict[str, Any] = {"runner": self.base_runner, "clock": self.clock, "ids": self.ids}
+        streams = self.streams and ClientStreams(self.streams, settings=self.stream_settings, **around)
         return Client(
-            store, QueueView(self.queue), self.clock, self.ids, self.base_runner.event(), input_bytes_max=2**18
+            *(store, QueueView(self.queue), self.clock, self.ids, self.base_runner.event()),
+            input_bytes_max=2**18,
+            streams=streams,
         )
 
     def make_worker(
@@ -267,10 +286,12 @@ class SteppedRig(Rig):
 
     @staticmethod
     def _beat(worker: RigWorker) -> bool:
-        if not worker.held:
+        permits = worker.engine.services.permits
+        if worker.dead or not (worker.held or permits.holds):
             return False
         try:
             worker.renewals.pass_once()
+            permits.pass_once()
         except Killed:
             worker.kill()
         return True
@@ -309,6 +330,7 @@ class LiveRig(Rig):
         for worker in self.workers:
             worker.loop.drain()
             worker.renewals.stop()
+            worker.engine.services.permits.stop()
         for worker in self.workers:
             if "scheduler" in worker.runner.started and not worker.dead:
                 wait_until(worker.loop.done.is_set, f"the end of {worker.worker_id}")

@@ -168,11 +168,11 @@ class Desk:
         return self.engine.dispatcher_loop()
 
     def round(self) -> int:
-        """One round; 1,000 for a process that is, or gets, killed."""
+        """One round of each source, one after the other; 1,000 for a process that is, or gets, killed."""
         if self.dead:
             return 1_000
         try:
-            return self.outbox.round()
+            return min(source.round() for source in self.outbox.sources)
         except Killed:
             self.kill()
             return 1_000

@@ -102,6 +102,17 @@ class PermitModel:
         self.lined = True
         return [0, reason.encode(), ask, turn]
 
+    def start(self, owner: tuple[str, str, str], lease: int, rate: int, now: int) -> int:
+        granted = self.holders[owner][0] - lease if owner in self.holders else -lease
+        if now - 1_000 < granted <= now and granted in self.starts:
+            self.starts.remove(granted)
+        elif self._until_start(rate - 1, now) > 0:
+            return self._until_start(rate - 1, now)
+        self.starts.insert(0, now)
+        if len(self.starts) > 2 * max(rate, 512):
+            del self.starts[max(rate, 512) :]
+        return 0
+
     def renew(self, owners: Iterable[tuple[tuple[str, str, str], int, int]], lease: int, now: int) -> tuple[int, str]:
         """`owners` are (owner, request, epoch of the grant). The epoch is told when somebody was restored."""
         if self.epoch is None:

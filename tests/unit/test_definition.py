@@ -60,6 +60,7 @@ def test_a_definition_holds_what_the_specification_names_and_gives_a_plan() -> N
         ["preprocess", "transcribe_audio", "compose_content", "finalize"],
         input=JobInput,
         identity=("tenant_id", "object_id"),
+        streams=True,
     )
     assert [step.attempts_max for step in made.steps] == [3, 1, 1, 10]
     assert [step.timeout_ms for step in made.steps] == [30_000, 1_800_000, 300_000, 300_000]

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from kernel import transitions
 from kernel.app import App, PortsRequest
 from kernel.clock import SystemClock
+from kernel.codec import encode
 from kernel.config import Config
 from kernel.definition import plan
 from kernel.dispatch import Intent
 from kernel.errors import InvalidConfig, InvalidDefinition, InvalidIntent, InvalidName, Refused, SchemaMismatch
 from kernel.ids import SeededIds
-from kernel.intents import check_intent, fresh_round, snapshot, verdict
+from kernel.intents import check_carries, check_intent, fresh_round, snapshot, verdict
 from kernel.objects import Objects
+from kernel.records import Instance, RunRecord, to_instance
 from kernel.runtime import OBJECTS_FILE, open_objects, open_sources
 
 SHOWS = Objects(name="shows")
@@ -190,15 +194,64 @@ def test_an_input_is_submitted_only_for_its_own_object_round_and_type() -> None:
     for words, (bad, of, object_id) in refused.items():
         with pytest.raises(InvalidIntent, match=words):
             check_intent(bad, of, object_id)
-    for biz_key in ("", "a\nb", "x" * 201):
-        with pytest.raises(Refused):
-            check_intent(msgspec.structs.replace(intent(), biz_key=biz_key), PLAN, "k")
+    for text in ("", "a\nb", "x" * 201):
+        for field in ("biz_key", "fencing_token"):
+            with pytest.raises(Refused, match=field):
+                check_intent(msgspec.structs.replace(intent(), **{field: text}), PLAN, "k")
+
+
+@pytest.mark.req("req-input-verify")
+def test_an_input_names_its_object_in_the_field_of_the_objects_own_key_too() -> None:
+    unnamed = plan("summary", ["only"])
+    for field in ("object_id", "show_id"):
+        other = msgspec.structs.replace(intent(), input=snapshot({field: "l"}, "f1-a", "input", 99))
+        with pytest.raises(InvalidIntent, match=f"another object in '{field}'"):
+            check_intent(other, unnamed, "k", key="show_id")
+    own = msgspec.structs.replace(intent(), input=snapshot({"show_id": "k"}, "f1-a", "input", 99))
+    assert check_intent(own, unnamed, "k", key="show_id") == {"show_id": "k", "fencing_token": "f1-a"}
+
+
+class Bare(msgspec.Struct):
+    object_id: str
+
+
+class Renamed(msgspec.Struct, rename="camel"):
+    show_id: str
+    fencing_token: str
+
+
+class Fit(msgspec.Struct):
+    show_id: str
+    fencing_token: str = ""
+
+
+class Named(Bare):
+    fencing_token: str = ""
+
+
+@dataclass
+class FitToo:
+    show_id: str
+    fencing_token: str
+
+
+def test_a_plan_whose_input_can_not_carry_the_round_is_refused() -> None:
+    for bad, field in ((Bare, "fencing_token"), (Renamed, "fencing_token"), (Bare | None, "fencing_token")):
+        with pytest.raises(InvalidDefinition, match=f"^summary: its input has no field '{field}'"):
+            check_carries(plan("summary", ["only"], input=bad), "object_id")
+    with pytest.raises(InvalidDefinition, match="no field 'article_id' or 'object_id'"):
+        check_carries(plan("summary", ["only"], input=Fit), "article_id")
+    for good in (None, dict, Any, dict[str, str], Fit, FitToo, Fit | None):
+        check_carries(plan("summary", ["only"], input=good), "show_id")
+    for key in ("object_id", "article_id"):
+        check_carries(plan("summary", ["only"], input=Named), key)
 
 
 @pytest.mark.req("sor-old-input-guard", "sor-activation-same-round", "dsp-closed-instance")
 def test_what_a_registration_means_for_its_intent() -> None:
     """T-03, with DECISIONS detail 8 for the last two."""
-    own, other = intent().input, intent("f0-x").input
+    own, other = instance(intent().input), instance(intent("f0-x").input)
+    before = instance(intent("f0-x").input, "f1-a", "f0-x")
     table = {
         "created": ("confirm", "confirm"),
         "replayed": ("confirm", "confirm"),
@@ -212,6 +265,38 @@ def test_what_a_registration_means_for_its_intent() -> None:
     }
     for branch, expected in table.items():
         assert (verdict(branch, own, "f1-a"), verdict(branch, other, "f1-a")) == expected, branch
+        assert verdict(branch, before, "f1-a") == expected[0], branch
+
+
+@pytest.mark.req("sor-old-input-guard", "dsp-closed-instance")
+def test_an_instance_without_a_round_counts_as_an_objects_first_only() -> None:
+    unnamed, replayed = instance(snapshot_of({"n": 1})), instance(snapshot_of({"n": 1}), "f1-a")
+    for branch, other in (("running", "wait"), ("parked", "wait"), ("completed", "refuse"), ("canceled", "refuse")):
+        found = [verdict(branch, unnamed, token) for token in ("f1-b", "theirs", "f2-b", "f10-b")]
+        assert found == ["confirm", "confirm", other, other], branch
+        assert verdict(branch, replayed, "f1-b") == other
+        assert verdict(branch, replayed, "f1-a") == "confirm"
+
+
+def snapshot_of(value: Any) -> bytes:
+    return encode(value, "input", 10_000)
+
+
+def instance(input_: bytes, *rounds: str) -> Instance:
+    """An instance with this input, after runs for these rounds."""
+    made = transitions.create(
+        workflow_id="wf",
+        type_="summary",
+        biz_key="summary:t1:k",
+        fingerprint="f",
+        step_names=["only"],
+        input_=input_,
+        priority=1,
+        now_ms=1,
+        commit_id="c",
+    )
+    runs = tuple(RunRecord(workflow_run=n, status="failed", round=one) for n, one in enumerate(rounds, 1))
+    return msgspec.structs.replace(to_instance(made.document), runs=runs)
 
 
 @pytest.mark.req("id-fencing-token", "id-token-quality")

@@ -1,0 +1,185 @@
+"""The permits of one claim: a step's while it is invoked, and the workflow's own until the claim ends.
+
+Every invocation of a step with a resource asks before the step is begun, so that a refusal leaves no trace of an
+attempt (prm-before-attempt), and gives back when the invocation ends, however it ends (B-11). The owner names the
+claim: whoever takes the workflow over is another owner (prm-new-claim-new-owner).
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from kernel.definition import Definition
+from kernel.engine.claims import ActiveClaim
+from kernel.engine.permits import Denied, PermitDesk
+from kernel.errors import KernelError
+from kernel.permit_words import REQUESTS, WORKFLOW, Owner, Permit
+from kernel.records import Instance, PermitWaitRecord
+from kernel.states import STEP_ENTERABLE
+
+log = logging.getLogger("kernel.permits")
+
+
+class ClaimPermits:
+    """Used by the claim's thread and, for `of_step`, by those of its waves."""
+
+    def __init__(self, desk: PermitDesk, definition: Definition, claim: ActiveClaim) -> None:
+        self._desk = desk
+        self._definition = definition
+        self._claim = claim
+        handed = claim.take_handed()
+        whole = handed is not None and handed.owner.step == WORKFLOW
+        self._whole = handed if whole else None
+        self._handed = None if whole else handed
+        # 0 was the request of a place that was handed over.
+        self._requests = itertools.count(1)
+
+    @property
+    def handed_step(self) -> str | None:
+        """The step for which this claim was taken before its time, as long as it has not been entered."""
+        return None if self._handed is None else self._handed.owner.step
+
+    def admit(self, index: int) -> Denied | None:
+        """A place for the workflow as a whole, if its Definition asks for one (prm-tenant); kept until `end`.
+
+        `index` is the step that it holds up. Raises InvalidDefinition or CheckpointError when the resource of this
+        input can not be told.
+        """
+        resource = self._definition.resource
+        if resource is None or (self._whole is not None):
+            return None
+        name = self._definition.resource_of(self._claim.instance.input)
+        answer = None if name is None else self._ask(name, WORKFLOW, index)
+        if isinstance(answer, Denied):
+            return answer
+        self._whole = answer
+        return None
+
+    @contextmanager
+    def of_step(self, index: int) -> Iterator[Denied | Callable[[], None]]:
+        """Around one invocation: why there is no place, or what is to be called right before the activity is."""
+        step = self._definition.steps[index]
+        if step.resource is None:
+            yield _nothing
+            return
+        answer = self._take_handed(step.resource, step.name) or self._ask(step.resource, step.name, index)
+        if isinstance(answer, Denied):
+            yield answer
+            return
+        try:
+            yield partial(self._desk.start, answer, self._claim.check)
+        finally:
+            self._desk.give_back(answer)
+
+    def end(self) -> None:
+        """The claim has ended: what it still holds is free."""
+        for permit in (self._handed, self._whole):
+            if permit is not None:
+                self._desk.give_back(permit)
+        self._handed = self._whole = None
+
+    def told(self, instance: Instance) -> None:
+        """The claim is given back, and whoever waits in line may be claimed from now on. A place that was handed over
+        while the claim was held woke somebody who could do nothing: the id is pushed once more."""
+        for resource, step in waiting(instance, self._definition):
+            self._desk.deferred(resource, instance.workflow_id, step, lane=instance.business_priority)
+
+    def _take_handed(self, resource: str, name: str) -> Permit | None:
+        handed = self._handed
+        if handed is None or handed.owner.step != name:
+            return None
+        self._handed = None
+        if handed.resource == resource:
+            return handed
+        self._desk.give_back(handed)  # the Definition has changed since the step was refused
+        return None
+
+    def _ask(self, resource: str, name: str, index: int) -> Permit | Denied:
+        instance, held = self._claim.instance, self._claim.held
+        return self._desk.ask(
+            resource,
+            Owner(held.workflow_id, name, held.claim_token),
+            lane=instance.business_priority,
+            request=next(self._requests) % REQUESTS,
+            waits=instance.steps[index].traffic_wait_count,
+        )
+
+
+def _nothing() -> None:
+    pass
+
+
+def waiting(instance: Instance, definition: Definition) -> list[tuple[str, str]]:
+    """(resource, step) of everything for which an instance stands in line."""
+    shown = instance.permit_wait
+    if shown is None:
+        return []
+    if shown.step == WORKFLOW:
+        return [(shown.resource, WORKFLOW)]
+    resources = {step.name: step.resource for step in definition.steps}
+    steps = [step.name for step in instance.steps if step.traffic_since_time is not None]
+    return [(resource, name) for name in steps if (resource := resources.get(name)) is not None]
+
+
+def next_wait(instance: Instance, index: int, definition: Definition) -> PermitWaitRecord | None:
+    """What the row shall say when step `index` waits no longer: another step that does."""
+    for resource, name in waiting(instance, definition):
+        since = None if name == WORKFLOW else instance.steps[instance.step_index(name)].traffic_since_time
+        if since is not None and name != instance.steps[index].name:
+            return PermitWaitRecord(resource=resource, step=name, since_time=since)
+    return None
+
+
+def owners_of(instance: Instance, claim_token: str, definition: Definition) -> Iterator[tuple[str, Owner]]:
+    """Every place that a claim of this instance may have held when its worker died."""
+    resources = {step.name: step.resource for step in definition.steps}
+    for step in instance.steps:
+        resource = resources.get(step.name)
+        if resource is not None and step.status in STEP_ENTERABLE:
+            yield resource, Owner(instance.workflow_id, step.name, claim_token)
+    try:
+        whole = definition.resource_of(instance.input)
+    except KernelError as error:
+        log.warning("the resource of %s is not known; its place ends with its lease: %s", instance.workflow_id, error)
+        return
+    if whole is not None:
+        yield whole, Owner(instance.workflow_id, WORKFLOW, claim_token)
+
+
+class HandedOver:
+    """Whether a workflow whose time has not come may be claimed all the same: a place is there for it (detail 7).
+
+    It is asked for before the claim is made and under the token that the claim will have, so that a hint that comes
+    too late, or was none, costs the durable store nothing.
+    """
+
+    def __init__(self, desk: PermitDesk, definitions: dict[str, Definition]) -> None:
+        self._desk = desk
+        self._definitions = definitions
+
+    def permit(self, instance: Instance, claim_token: str, now_ms: int) -> Permit | None:
+        """The place for one of its waiting steps; kept until `give_back`."""
+        definition = self._definitions.get(instance.type)
+        if definition is None:
+            return None
+        rests_ms = max(0, (instance.claimable_time or 0) - now_ms)
+        for resource, name in waiting(instance, definition):
+            counts = [step.traffic_wait_count for step in instance.steps if step.name == name]
+            answer = self._desk.ask(
+                resource,
+                Owner(instance.workflow_id, name, claim_token),
+                lane=instance.business_priority,
+                request=0,
+                waits=max(counts, default=0),
+                at_least_ms=rests_ms,
+            )
+            if isinstance(answer, Permit):
+                return answer
+        return None
+
+    def give_back(self, permit: Permit) -> None:
+        self._desk.give_back(permit)
