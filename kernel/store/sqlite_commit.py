@@ -283,9 +283,7 @@ def _roll_back(connection: sqlite3.Connection) -> None:
 @lru_cache(maxsize=4096)
 def _touched(table: Table, fields: tuple[str, ...]) -> tuple[str, ...]:
     """The columns of which a change touches the field, something in it, or the map that it stands in."""
-    return tuple(
-        column for column in sqlite_rows.columns_of(table) if any(_overlap(column, field) for field in fields)
-    )
+    return tuple(column for column in sqlite_rows.columns_of(table) if any(_overlap(column, field) for field in fields))
 
 
 def _overlap(column: str, field: str) -> bool:

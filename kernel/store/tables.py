@@ -82,9 +82,7 @@ TABLES: dict[str, Table] = {
                 Index("instances_deferred", ("definition_key", "workflow_id"), present="deferred"),
                 Index("instances_parked", ("created_time", "workflow_id"), present="parked"),
                 # Who waits for a permit: to be told when Redis has forgotten that they stand in line.
-                Index(
-                    "instances_permit_wait", ("permit_wait.resource", "workflow_id"), present="permit_wait.resource"
-                ),
+                Index("instances_permit_wait", ("permit_wait.resource", "workflow_id"), present="permit_wait.resource"),
             ),
         ),
         Table(

@@ -68,10 +68,11 @@ class Site:
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     folder = tmp_path / "data"
-    app = "tests.faults.permit_app:app"
+    # Whom a kill hits is chance here: the same workflow three times would be parked, and that is another promise.
+    fields = {"app": "tests.faults.permit_app:app", "workers": 3, "slots": 8, "deaths_max": 0}
     with (
         downstream(folder) as service,
-        tree(folder, app=app, workers=3, slots=8, lease_s=3.0, permit_lease_s=PERMIT_LEASE_S) as running,
+        tree(folder, lease_s=3.0, permit_lease_s=PERMIT_LEASE_S, **fields) as running,
     ):
         yield Site(running, service)
         wait_until(lambda: not orphans(running.rows()), "no claim is left")
