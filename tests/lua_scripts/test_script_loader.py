@@ -135,7 +135,7 @@ def test_a_broken_file_is_a_typed_error_with_file_and_rule(
 
 
 def test_an_unknown_name_is_told_with_the_known_ones() -> None:
-    with pytest.raises(lua.UnknownScript, match="no script is called 'lane_pup'; there are .*lane_pop, lane_push"):
+    with pytest.raises(lua.UnknownScript, match=r"no script is called 'lane_pup'; there are .*lane_pop, lane_push"):
         lua.get("lane_pup")
 
 
