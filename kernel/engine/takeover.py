@@ -306,7 +306,12 @@ class Claimer:
 
     def _send(self, transition: Transition, instance: Instance, *, taken_over: bool = False) -> ClaimAnswer:
         sent_at_ms = self._clock.boot_ms()
-        document = settled(self._store, transition)
+        try:
+            document = settled(self._store, transition)
+        except (OutcomeUnknown, StoreUnavailable):
+            # It may be ours without anybody to run it: given back under the token of this very write.
+            self._on_unknown(held_of(transition))
+            raise
         if document is None:
             return self._again(instance, self._store.now_ms())
         return self._claimed(document, sent_at_ms, taken_over=taken_over)

@@ -340,3 +340,21 @@ def test_a_death_between_two_attempts_loses_nothing(rig: SteppedRig) -> None:
 
         entries = rig.ledger.of("a", workflow_id)
         assert len(entries) == (2 if write == "retry_step" else 1), write
+
+
+@pytest.mark.req("clm-uncertain")
+def test_a_takeover_of_which_nobody_knows_is_given_back_before_its_lease_ends(rig: SteppedRig) -> None:
+    """The takeover landed, its answer and the reading after it were lost: the row bears that write's own token."""
+    definition = flow(rig, killer(rig, ["w1"]))
+    first, second = rig.worker(definition), rig.worker(definition)
+    workflow_id = rig.start(definition)
+    die_once(rig, first, workflow_id)
+    rig.advance(LEASE_MS)
+    second.store.fail_once("take_over", "undecidable")
+    began_ms = rig.clock.wall_ms()
+
+    rig.run(lambda: rig.status(workflow_id) == "completed", "the end", second)
+
+    assert "take_over" in [name for write in second.store.writes for name in write.names]
+    assert rig.clock.wall_ms() - began_ms < LEASE_MS
+    assert rig.instance(workflow_id).steps[0].takeovers == 1
