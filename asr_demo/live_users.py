@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from asr_demo.live_tree import Tree
-from asr_demo.observer import BroadcastInput, fan_out_id, show_observer, signals_of
+from asr_demo.observer import BroadcastInput, begin_observing, fan_out_id, observer_key, signals_of
 from asr_demo.shows import Show, Shows
 from asr_demo.subscriptions import SUBSCRIPTIONS, SummaryInput, biz_key
 from asr_demo.summary import live_summary
@@ -48,15 +48,11 @@ class Users:
     def announce(self) -> None:
         """The show is live, and its one observer is registered."""
         self._shows.announce(self.show)
-        self._client.start_or_resume(show_observer.plan, biz_key=self._observer_key, input=self._broadcast)
+        begin_observing(self._client, self._broadcast)
 
     @property
     def _broadcast(self) -> BroadcastInput:
         return BroadcastInput(TENANT, self.show.show_id, self.show.generation)
-
-    @property
-    def _observer_key(self) -> str:
-        return f"show_observer:{self.show.show_id}:{self.show.generation}"
 
     def subscribe(self, name: str) -> None:
         """One user wants the summary of the show."""
@@ -99,7 +95,7 @@ class Users:
         return self._client.get(workflow_id_for(biz_key(TENANT, name)))
 
     def observer(self) -> Instance | None:
-        return self._client.get(workflow_id_for(self._observer_key))
+        return self._client.get(workflow_id_for(observer_key(self._broadcast)))
 
     def fan_out(self) -> Instance | None:
         """None until the observer has seen the recording."""

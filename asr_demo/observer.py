@@ -55,6 +55,20 @@ def recording_event(broadcast: BroadcastInput) -> FanOutEvent:
     )
 
 
+def begin_observing(client: Client, broadcast: BroadcastInput) -> str:
+    """Register the observer of this broadcast; its workflow_id. The observer of the broadcast before it is ended first,
+    so that no two generations of one show are watched (id-resource-generation)."""
+    if broadcast.generation > 1:
+        before = msgspec.structs.replace(broadcast, generation=broadcast.generation - 1)
+        client.supersede(workflow_id_for(observer_key(before)))
+    return client.start_or_resume(show_observer, biz_key=observer_key(broadcast), input=broadcast).workflow_id
+
+
+def observer_key(broadcast: BroadcastInput) -> str:
+    """The biz_key of a broadcast's one observer."""
+    return f"show_observer:{broadcast.show_id}:{broadcast.generation}"
+
+
 def fan_out_id(broadcast: BroadcastInput) -> str:
     """The workflow_id of the fan-out that this broadcast's observer starts."""
     return workflow_id_for(fan_out_key(subscriber_fan_out.type, recording_event(broadcast)))

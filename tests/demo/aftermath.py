@@ -9,7 +9,7 @@ from pathlib import Path
 from asr_demo.asr_tasks import TaskTable
 from asr_demo.ledger import Entry, Ledger, Refusal
 from asr_demo.live_users import SHOW, TENANT
-from asr_demo.observer import BroadcastInput, fan_out_id
+from asr_demo.observer import BroadcastInput, fan_out_id, observer_key
 from asr_demo.receiver import Received, Receiver
 from asr_demo.subscriptions import SUBSCRIPTIONS, biz_key
 from fanout import Outcome
@@ -46,7 +46,7 @@ class Aftermath:
         return self._instance(workflow_id_for(biz_key(TENANT, name)))
 
     def observer(self) -> Instance:
-        return self._instance(workflow_id_for(f"show_observer:{SHOW.show_id}:{SHOW.generation}"))
+        return self._instance(workflow_id_for(observer_key(self._broadcast)))
 
     def fan_out(self) -> Instance:
         return self._instance(fan_out_id(self._broadcast))

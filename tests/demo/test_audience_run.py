@@ -9,12 +9,15 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 import asr_demo
 from asr_demo.live import main
+from asr_demo.speech import AsrTask
 from asr_demo.summary import WAIT_STEP
+from kernel.codec import decode
 from tests.demo.aftermath import Aftermath
 from tests.demo.command import demo, report
 
@@ -118,6 +121,21 @@ def test_it_tells_where_the_time_went_and_who_worked(ran: Ran) -> None:
     assert all(column in lines[heading] for column in ("waited for event", "for capacity", "ran", "by"))
     rows = lines[heading + 1 : heading + 1 + COUNT]
     assert [row.split()[:2] for row in rows] == [[f"sub-{number:03}", "completed"] for number in range(1, COUNT + 1)]
+
+
+@pytest.mark.req("core-checkpoint-vs-product")
+def test_the_checkpoint_says_where_to_go_on_and_the_object_what_the_user_gets(ran: Ran) -> None:
+    """The text is in the business object and not in the workflow's row; the task's id is the other way round."""
+    for name in ran.left.subscriptions():
+        workflow, there = ran.left.summary(name), ran.left.subscription(name)
+        row = msgspec.msgpack.encode(workflow)
+        assert there.fields["segments"], "the transcript"
+        assert all(segment.encode() not in row for segment in there.fields["segments"] if len(segment) > 10)
+        checkpoint = workflow.steps[workflow.step_index("transcribe_audio")].checkpoint
+        assert checkpoint is not None
+        task: AsrTask = decode(checkpoint, AsrTask, "checkpoint")
+        assert task.task_id
+        assert task.task_id not in str(there.fields)
 
 
 @pytest.mark.req("fen-side-effect-kinds")

@@ -117,3 +117,30 @@ def test_two_unrelated_definitions_import_nothing_of_each_other() -> None:
     job = ["app", "activities", "speech", "flow", "notes"]
     assert not any("fanout" in (root / "asr_demo" / f"{name}.py").read_text(encoding="utf-8") for name in job)
     assert not any("asr_demo" in path.read_text(encoding="utf-8") for path in (root / "fanout").glob("*.py"))
+
+
+OWNERS = {
+    "INSTANCES": {"transitions/parts.py", "transitions/start.py"},
+    "SIGNALS": {"transitions/inbox.py"},
+    "LIMITS": {"transitions/limits.py"},
+    "DEFINITIONS": {"engine/sweeps.py"},
+    "table": {"transitions/dispatch.py"},  # the user's own: business objects with their intents
+}
+"""Who builds the writes of a table, beside the files that it names nobody does."""
+
+
+@pytest.mark.req("layer-four")
+def test_each_table_is_written_by_one_owner_and_each_redis_key_built_in_one_module() -> None:
+    root = Path(kernel.__file__).parent
+    found: dict[str, set[str]] = {}
+    prefixed = set()
+    for path in sorted(root.rglob("*.py")):
+        place = path.relative_to(root).as_posix()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("Transition", "Insert", "Remove"):
+                assert isinstance(node.args[1], ast.Name), f"{place}:{node.lineno} names its table"
+                found.setdefault(node.args[1].id, set()).add(place)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("wk1"):
+                prefixed.add(place)
+    assert found == OWNERS
+    assert prefixed == {"coordination/keys.py"}
