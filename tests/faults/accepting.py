@@ -15,7 +15,6 @@ import random
 import select
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -164,11 +163,11 @@ def dispatcher(link: runtime.Link) -> int:
                 die()
             return taken
 
-    def held(*args: Any, before_write: Callable[[], None]) -> Registration:
+    def held(*arguments: Any, **options: Any) -> Registration:
         if _mine(link.data_dir, HOLD, HELD):
             while (link.data_dir / HELD).exists():
                 threading.Event().wait(0.005)
-        return register(*args, before_write=before_write)
+        return register(*arguments, **options)
 
     with patch.object(roles, "DispatchIndex", DyingIndex), patch.object(registering, "register", held):
         return runtime.dispatcher(link)

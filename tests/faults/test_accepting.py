@@ -255,3 +255,22 @@ def test_commits_of_a_dispatcher_are_counted_for_the_crash_loop_verdict(tmp_path
             return bool(counters.get("commits", 0) >= counters.get("intents_dispatched", 0) == len(ids))
 
         wait_until(counted, "five intents are counted as commits", LIMIT_S)
+
+
+@pytest.mark.req("dc-roles-split")
+def test_a_dispatcher_alone_registers_and_a_worker_alone_executes(tmp_path: Path) -> None:
+    """One folder, two trees: intents become dispatched and nothing runs; then it runs without a dispatcher, and what is
+    only accepted stays for one."""
+    folder = tmp_path / "data"
+    with orders_tree(folder, workers=0, dispatchers=1) as (running, objects):
+        ids = accept(objects, 1, 2, 3)
+        wait_until(lambda: dispatched(objects, *ids), "the intents are dispatched", LIMIT_S)
+        rows = running.rows()
+        assert [(row["status"], row["steps"][0]["attempt"]) for row in rows] == [("running", 0)] * 3
+        stays(lambda: running.rows() == rows, "nothing is executed", seconds=1)
+        assert running.effects.all() == []
+
+    with orders_tree(folder, workers=1, dispatchers=0) as (running, objects):
+        (late,) = accept(objects, 4)
+        check_each_registered_once(running, objects, ids)
+        assert intent_of(objects, late).status == "pending"
