@@ -5,47 +5,28 @@ Exit status: 0 measured and every promise kept, 1 a promise was broken or the ru
 
 from __future__ import annotations
 
-import re
 import secrets
 import shutil
 import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import click
 
-from bench import report
+from bench import depth_plot, report
+from bench.duration import Duration
 from bench.machine import file_system, load_average
 from bench.plan import LOG_NAME, Plan
 from bench.progress import open_progress
+from bench.script_plan import DEPTH_MAX, DEPTHS, ScriptBench, ScriptPlan
 
 if TYPE_CHECKING:
     from bench.measured_run import Measured
-
-_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|s)?")
-_DURATION_MIN_S, _DURATION_MAX_S = 0.05, 3600.0
-
-
-class Duration(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
-    """`2`, `2s` or `500ms`, as seconds."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, float):
-            return value
-        found = _DURATION.fullmatch(str(value))
-        if found is None:
-            self.fail(f"{value!r} is no duration such as 2, 0.5s or 500ms", param, ctx)
-        seconds = float(found[1]) / (1000 if found[2] == "ms" else 1)
-        if not _DURATION_MIN_S <= seconds <= _DURATION_MAX_S:
-            self.fail(f"{value!r} is not between 50ms and 3600s", param, ctx)
-        return seconds
 
 
 @click.group("bench", no_args_is_help=False)
@@ -238,18 +219,112 @@ def fanout(
     _conclude(found, before, json_file)
 
 
+def _script_options(command: Callable[..., None]) -> Callable[..., None]:
+    """How scripts are measured."""
+    for option in (
+        click.option(
+            "--data-dir",
+            type=click.Path(path_type=Path),
+            metavar="DIR",
+            default=".kernel",
+            help="Where the embedded server has its folder (.kernel).",
+        ),
+        click.option(
+            "--limit", "limit_s", type=Duration(), metavar="TIME", default=200.0, help="Must be done by then (200s)."
+        ),
+        click.option(
+            "--slice", "slice_s", type=Duration(0.001), metavar="TIME", default=0.04, help="Of one slice (40ms)."
+        ),
+        click.option(
+            "--repeats", type=click.IntRange(1, 1000), metavar="N", default=15, help="Slices of each row (15)."
+        ),
+        click.option(
+            "--depth",
+            "depths",
+            type=click.IntRange(8, 1_000_000),
+            metavar="N",
+            multiple=True,
+            help="How much lies there already; several times for several rows.",
+        ),
+        click.option("--plot", "plot_file", type=click.Path(path_type=Path), metavar="FILE", help="Draw it (SVG)."),
+        click.option("--redis", "redis_url", metavar="URL", help="Measure that server (an embedded one)."),
+    ):
+        command = option(command)
+    return _report_options(command)
+
+
+@main.command()
+@_script_options
+def lanes(**options: Any) -> None:
+    """Popping and pushing among 10^3 to 10^6 entries, against a no-op script; are the shares 8:6:4:2?"""
+    _scripts("lanes", **options)
+
+
+@main.command()
+@_script_options
+@click.option(
+    "--observe", "observe_s", type=Duration(), metavar="TIME", default=3.0, help="Watch the limits so long (3s)."
+)
+def permits(**options: Any) -> None:
+    """Acquire, start, renew, release among 8 to 100,000 holders, against a no-op script; are the limits kept?"""
+    _scripts("permits", **options)
+
+
+@main.command()
+@_script_options
+def streams(**options: Any) -> None:
+    """Appending to 10^3 to 10^6 frames, against a no-op script; what aggregation saves; do offsets have holes?"""
+    _scripts("streams", **options)
+
+
+def _scripts(
+    bench: ScriptBench, *, depths: tuple[int, ...], json_file: Path | None, compare_file: Path | None, data_dir: Path,
+    plot_file: Path | None, **settings: Any,
+) -> None:  # fmt: skip
+    """Run one of the three and tell it."""
+    if max(depths, default=0) > DEPTH_MAX[bench]:
+        raise click.UsageError(f"--depth: at most {DEPTH_MAX[bench]:,} for {bench}")
+    plan = ScriptPlan(bench=bench, depths=tuple(sorted(set(depths))) or DEPTHS[bench], **settings)
+    before = _checked(bench, json_file, compare_file, plot_file)
+    signal.signal(signal.SIGTERM, _end)
+    load = load_average()  # of others: this run is not part of it yet
+    from bench.script_row import text_of  # with the next
+    from bench.script_run import measure  # loads the whole kernel
+
+    # A server that is there needs no folder.
+    place = _run_folder(data_dir) if plan.redis_url is None else nullcontext(data_dir)
+    with place as folder, open_progress() as progress:
+        run = measure(plan, folder, progress)
+    found = report.made(
+        bench,
+        server=run.version,
+        settings={**plan.settings(), "pinned": run.pinned, "file_system": "no disk used", "load_before": load},
+        rows=run.rows,
+        shares=run.shares,
+        findings=run.findings,
+    )
+    for line in [*text_of(plan, run.rows, run.pinned), *run.lines]:
+        click.echo(line)
+    if plot_file is not None:
+        depth_plot.write(f"bench {bench}, {run.version}, {found.machine}", run.rows, plot_file)
+    _conclude(found, before, json_file)
+
+
 def _end(number: int, frame: FrameType | None) -> NoReturn:
     """SIGTERM ends this program as Ctrl-C does: through every `finally`, so that nothing it started or made stays."""
     raise SystemExit(128 + number)
 
 
-def _checked(bench: str, json_file: Path | None, compare_file: Path | None) -> report.Report | None:
+def _checked(
+    bench: str, json_file: Path | None, compare_file: Path | None, plot_file: Path | None = None
+) -> report.Report | None:
     """The report to compare with. Files are looked at first: nobody waits for a run and then reads that it is lost."""
-    if json_file is not None:
+    for option, file in (("--json", json_file), ("--plot", plot_file)):
         try:
-            report.check_place(json_file)
+            if file is not None:
+                report.check_place(file)
         except OSError as error:
-            raise click.UsageError(f"--json {json_file}: {error.strerror}") from None
+            raise click.UsageError(f"{option} {file}: {error.strerror}") from None
     if compare_file is None:
         return None
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import msgspec
 from bench import machine
 
 VERSION = 1
+Rows = list[dict[str, Any]]
 
 
 class BadReport(ValueError):
@@ -94,7 +96,10 @@ def read(path: Path, bench: str) -> Report:
 
 
 def compared(before: Report, now: Report) -> list[str]:
-    """What changed, row by row: each number that both have and that differs, and what else was not the same."""
+    """What changed, row by row: each number that both have and that differs, and what else was not the same.
+
+    Rows of scripts are those of the same operation and depth, and each line names it; others stand in one order.
+    """
     lines = [
         f"{name}: {old} → {new}"
         for name in ("commit", "machine", "python", "server")
@@ -105,11 +110,29 @@ def compared(before: Report, now: Report) -> list[str]:
         for name, value in now.settings.items()
         if before.settings.get(name) != value
     ]
-    for old_row, new_row in zip(before.rows, now.rows, strict=False):
+    for of, old_row, new_row in _pairs(before.rows, now.rows):
         lines += [
-            _change(name, old_row.get(name), value) for name, value in new_row.items() if old_row.get(name) != value
+            of + _change(name, old_row.get(name), value)
+            for name, value in new_row.items()
+            if old_row.get(name) != value
         ]
     return lines
+
+
+def _pairs(before: Rows, now: Rows) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Rows that tell of the same, and what to call them."""
+    if not all("op" in row for row in now):
+        yield from (("", old, new) for old, new in zip(before, now, strict=False))
+        return
+    known = {_operation(row): row for row in before}
+    for row in now:
+        if (name := _operation(row)) in known:
+            yield f"{name}: ", known[name], row
+
+
+def _operation(row: dict[str, Any]) -> str:
+    op = f"{row.get('op')}({row['n']})" if row.get("n") else f"{row.get('op')}"
+    return f"{op} at {row['depth']:,}" if row.get("depth") else op
 
 
 def _change(name: str, old: Any, new: Any) -> str:

@@ -25,7 +25,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="One JSON obj
 
 _LAZY = {
     "demo": Lazy("asr_demo.live:main", "Run the bundled example."),
-    "bench": Lazy("bench.cli:main", "Measure workflows through forked workers."),
+    "bench": Lazy("bench.cli:main", "Measure scripts, workflows and fan-outs."),
     "dispatch": Lazy("supervisor.ops_dispatch:dispatch", "Accepted work that is not registered yet."),
     "limits": Lazy("supervisor.ops_limits:limits", "What resources allow, who holds them, who waits."),
     "workflow": Lazy("supervisor.ops:workflow", "Start workflows, see and steer them."),

@@ -62,6 +62,20 @@ def test_a_comparison_shows_each_number_that_changed_and_each_setting_that_diffe
     assert lines == ["settings.count: 10 → 20", "count: 10 → 20 (+100.0%)", "per_s: 100.0 → 150.0 (+50.0%)"]
 
 
+def test_rows_of_scripts_are_compared_by_operation_and_depth() -> None:
+    def of(*rows: tuple[str, int, int, float]) -> report.Report:
+        made_rows = [{"op": op, "n": n, "depth": depth, "ratio": ratio} for op, n, depth, ratio in rows]
+        return report.made("lanes", server="valkey 9", settings={}, rows=made_rows, shares={}, findings=[])
+
+    before = of(("lane_pop", 1, 1_000, 0.5), ("lane_pop", 1, 10_000, 0.4), ("lane_pop_idle", 0, 0, 0.5))
+    now = of(("lane_pop", 1, 10_000, 0.5), ("lane_pop", 8, 1_000, 0.9), ("lane_pop_idle", 0, 0, 0.6))
+
+    assert report.compared(before, now) == [
+        "lane_pop(1) at 10,000: ratio: 0.4 → 0.5 (+25.0%)",
+        "lane_pop_idle: ratio: 0.5 → 0.6 (+20.0%)",
+    ]
+
+
 @pytest.mark.parametrize(("text", "seconds"), [("1", 1.0), ("2s", 2.0), ("0.5s", 0.5), ("250ms", 0.25)])
 def test_durations_are_seconds_or_milliseconds(text: str, seconds: float) -> None:
     assert Duration().convert(text, None, None) == seconds
