@@ -5,7 +5,6 @@ A tree runs `asr_demo.show_app`; `live_story` plays the world outside; here a ru
 
 from __future__ import annotations
 
-import json
 import time
 from contextlib import closing
 from pathlib import Path
@@ -18,7 +17,7 @@ from asr_demo.ledger import Ledger
 from asr_demo.live_story import Story
 from asr_demo.live_tree import Tree
 from asr_demo.receiver import Receiver
-from asr_demo.screen import aligned, open_screen, visible
+from asr_demo.screen import aligned, open_screen, show_result, visible
 from kernel import SystemClock
 from kernel.config import Config
 
@@ -58,12 +57,9 @@ def _count(run: AudienceRun, folder: Path, ledger: Ledger) -> None:
 def show(run: AudienceRun, *, as_json: bool) -> bool:
     """Print what came of it; whether all is well."""
     report = run.report()
-    ok: bool = report["completed"] == report["workflows"] and report["lost"] == 0
+    ok = show_result(report, as_json=as_json)
     if as_json:
-        print(json.dumps(report, ensure_ascii=False))
         return ok
-    print(f"\ntranscript\n  {visible(report['transcript'] or 'none')}")
-    print(f"\nsummary\n  {visible(report['summary'] or 'none')}")
     print(
         f"\n{report['status']} in {report['seconds']:.1f} s: {report['completed']} of {report['workflows']} workflows "
         f"({run.orders.subscribers} summaries, the observer, the fan-out), {report['step_runs']} step entries"

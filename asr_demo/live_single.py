@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
@@ -19,7 +18,7 @@ from asr_demo.flow import JobInput
 from asr_demo.holding import held_pid
 from asr_demo.ledger import Ledger
 from asr_demo.notes import Note, Notes
-from asr_demo.screen import Grid, PlainScreen, aligned, open_screen, visible
+from asr_demo.screen import Grid, PlainScreen, aligned, open_screen, show_result, visible
 from asr_demo.timeline import Row, Timeline
 from kernel import Client, Instance
 from kernel.config import Config
@@ -179,12 +178,9 @@ def _kill_when_held(session: Session, run: Run, kill_at: str, timeline: Timeline
 def show(run: Run, *, as_json: bool) -> bool:
     """Print what came of it; whether all is well."""
     report = run.report()
-    ok: bool = report["completed"] == report["workflows"] and report["lost"] == 0
+    ok = show_result(report, as_json=as_json)
     if as_json:
-        print(json.dumps(report, ensure_ascii=False))
         return ok
-    print(f"\ntranscript\n  {visible(report['transcript'] or 'none')}")
-    print(f"\nsummary\n  {visible(report['summary'] or 'none')}")
     killed = f", {len(run.killed)} worker killed, {report['takeovers']} takeover" if run.killed else ""
     print(
         f"\n{report['status']} in {report['seconds']:.1f} s: {report['completed']} of 1 workflows, "

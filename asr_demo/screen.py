@@ -5,8 +5,9 @@ Text from outside — transcripts, errors, file names — is text: control chara
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from asr_demo.timeline import Line
@@ -23,6 +24,16 @@ class Grid(NamedTuple):
 def visible(text: str) -> str:
     """`text` in one line, control characters written out."""
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+
+
+def show_result(report: Mapping[str, Any], *, as_json: bool) -> bool:
+    """Print a run's report as one JSON object, or the texts that came of it; whether all is well (INTERFACES)."""
+    if as_json:
+        print(json.dumps(report, ensure_ascii=False))
+    else:
+        print(f"\ntranscript\n  {visible(report['transcript'] or 'none')}")
+        print(f"\nsummary\n  {visible(report['summary'] or 'none')}")
+    return bool(report["completed"] == report["workflows"] and report["lost"] == 0)
 
 
 def aligned(grid: Grid) -> list[str]:

@@ -91,6 +91,15 @@ def _report_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+_data_dir_option = click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    default=".kernel",
+    help="Disk to measure on (.kernel).",
+)
+
+
 @main.command()
 @_load_options
 @_fault_options
@@ -108,13 +117,7 @@ def _report_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--idle-samples", type=click.IntRange(1, 10_000), metavar="N", default=300, help="Workflows run one by one (300)."
 )
-@click.option(
-    "--data-dir",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    default=".kernel",
-    help="Disk to measure on (.kernel).",
-)
+@_data_dir_option
 def workflows(
     count: int,
     workers: int,
@@ -178,13 +181,7 @@ def workflows(
 @click.option(
     "--limit", "limit_s", type=Duration(), metavar="TIME", default=200.0, help="All parts must be done by then (200s)."
 )
-@click.option(
-    "--data-dir",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    default=".kernel",
-    help="Disk to measure on (.kernel).",
-)
+@_data_dir_option
 def fanout(
     count: int,
     workers: int,

@@ -8,10 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import datetime, timedelta
-from functools import wraps
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +21,14 @@ from kernel.config import Config, load
 from kernel.errors import (
     DefinitionMismatch,
     KernelError,
-    OutcomeUnknown,
-    Refused,
     ResultTimeout,
-    SchemaMismatch,
     StoreUnavailable,
 )
 from kernel.records import Instance
 from kernel.runtime import embedded_redis_url, load_app, open_client
 from kernel.signals import Signal
+from supervisor.ops_shell import clock_text, store_command, visible
 
-EXIT_UNAVAILABLE = 69
 WAIT_DEFAULT_S = 3600.0
 _SHOWN_MAX = 400
 
@@ -42,37 +36,6 @@ _SHOWN_MAX = 400
 @click.group()
 def workflow() -> None:
     """Start workflows and see what they are waiting for."""
-
-
-def _common(command: Callable[..., None]) -> Callable[..., None]:
-    for option in (
-        click.option("--data-dir", metavar="DIR", help="Data folder of the tree (default .kernel)."),
-        click.option("--config", "config_file", metavar="FILE", envvar="KERNEL_CONFIG", help="Settings, TOML."),
-        click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout."),
-    ):
-        command = option(command)
-
-    @wraps(command)
-    def run(**arguments: Any) -> None:
-        with _one_line_errors():
-            command(**arguments)
-
-    return run
-
-
-@contextmanager
-def _one_line_errors() -> Iterator[None]:
-    try:
-        yield
-    except Refused as error:
-        click.echo(f"error: {_visible(str(error))}", err=True)
-        sys.exit(2)
-    except (StoreUnavailable, OutcomeUnknown, SchemaMismatch) as error:
-        click.echo(f"error: {_visible(str(error))} [{error.code}]", err=True)
-        sys.exit(EXIT_UNAVAILABLE)
-    except KernelError as error:
-        click.echo(f"error: {_visible(str(error))} [{error.code}]", err=True)
-        sys.exit(1)
 
 
 @workflow.command()
@@ -83,7 +46,7 @@ def _one_line_errors() -> Iterator[None]:
 @click.option("--priority", default="async", help="realtime, async, background, compensation or 0-3 (default async).")
 @click.option("--wait", is_flag=True, help="Wait for the end and print the last step's output.")
 @click.option("--timeout", type=click.FloatRange(min=0), default=WAIT_DEFAULT_S, help="Seconds that --wait may take.")
-@_common
+@store_command
 def start(
     type_: str,
     app: str | None,
@@ -123,29 +86,29 @@ def start(
 
 @workflow.command()
 @click.argument("workflow_id")
-@_common
+@store_command
 def show(workflow_id: str, data_dir: str | None, config_file: str | None, as_json: bool) -> None:
     """One workflow: where it stands, what it waits for, its steps and errors."""
     instance = _client(_config(data_dir, config_file), prepare=False).get(workflow_id)
     if instance is None:
-        raise click.ClickException(f"workflow {_visible(workflow_id)} does not exist")
+        raise click.ClickException(f"workflow {visible(workflow_id)} does not exist")
     if as_json:
         click.echo(json.dumps(_detail(instance), ensure_ascii=False))
         return
     for line in _lines(instance):
-        click.echo(_visible(line))
+        click.echo(visible(line))
 
 
 @workflow.command()
 @click.argument("workflow_id")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@_common
+@store_command
 def supersede(workflow_id: str, yes: bool, data_dir: str | None, config_file: str | None, as_json: bool) -> None:
     """End a live workflow as canceled, for good."""
     if not yes and not sys.stdin.isatty():
         raise click.UsageError("this can not be undone: say --yes where nobody can be asked")
     if not yes:
-        click.confirm(f"cancel {_visible(workflow_id)} for good?", abort=True)
+        click.confirm(f"cancel {visible(workflow_id)} for good?", abort=True)
     answer = _client(_config(data_dir, config_file)).supersede(workflow_id)
     _print({"v": 1, "changed": answer.changed, "status": answer.status}, as_json=as_json)
 
@@ -156,7 +119,7 @@ def supersede(workflow_id: str, yes: bool, data_dir: str | None, config_file: st
 @click.option("--key", "wait_key", required=True, metavar="K", help="Which business object: equal to the wait's key.")
 @click.option("--generation", type=int, default=0, metavar="N", help="The wait generation (default 0).")
 @click.option("--id", "signal_id", required=True, metavar="ID", help="The same id again is the same signal, once.")
-@_common
+@store_command
 def signal(
     workflow_id: str,
     signal_type: str,
@@ -179,12 +142,12 @@ def signal(
     receipt = _client(_config(data_dir, config_file)).deliver_signals([made])[0]
     _print({"v": 1, **msgspec.to_builtins(receipt)}, as_json=as_json)
     if receipt.conflict:
-        raise click.ClickException(f"id {_visible(signal_id)} was used for another signal: this one is not delivered")
+        raise click.ClickException(f"id {visible(signal_id)} was used for another signal: this one is not delivered")
 
 
 @workflow.command()
 @click.argument("workflow_id")
-@_common
+@store_command
 def unpark(workflow_id: str, data_dir: str | None, config_file: str | None, as_json: bool) -> None:
     """Bring back a workflow that was put aside because its workers died."""
     changed = _client(_config(data_dir, config_file)).unpark(workflow_id)
@@ -274,15 +237,11 @@ def _now(instance: Instance) -> str:
         return f"prepare or finalizer, try {instance.finalizer.attempt} failed: {instance.finalizer.error.message}"
     if instance.wait is not None:
         what = f"signal {instance.wait.signal_type}" if instance.wait.signal_type else "its time"
-        until = "" if instance.wait.poll_time is None else f", looks again at {_clock(instance.wait.poll_time)}"
+        until = "" if instance.wait.poll_time is None else f", looks again at {clock_text(instance.wait.poll_time)}"
         return f"{instance.wait.step} waits for {what}{until}"
     if instance.error is not None:
         return f"{instance.status}: {instance.error.type}: {instance.error.message}"
     return "ready for a worker" if instance.status in ("running", "failing") else instance.status
-
-
-def _clock(time_ms: int) -> str:
-    return datetime.fromtimestamp(time_ms / 1000).astimezone().isoformat(sep=" ", timespec="seconds")
 
 
 def _print(answer: dict[str, Any], *, as_json: bool) -> None:
@@ -292,9 +251,4 @@ def _print(answer: dict[str, Any], *, as_json: bool) -> None:
     for name, value in answer.items():
         if name != "v":
             shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            click.echo(f"{name}  {_visible(str(shown))}")
-
-
-def _visible(text: str) -> str:
-    """Control characters of foreign text are shown and not obeyed."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+            click.echo(f"{name}  {visible(str(shown))}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from functools import wraps
@@ -16,15 +16,27 @@ from kernel.errors import KernelError, OutcomeUnknown, Refused, SchemaMismatch, 
 EXIT_UNAVAILABLE = 69
 
 
-def shell_command(command: Callable[..., None]) -> Callable[..., None]:
-    """The options that every command takes, and its errors as one line and an exit status: 2 for a bad request, 69
-    when the store can not be reached, 1 otherwise."""
-    for option in (
-        click.option("--data-dir", metavar="DIR", help="Data folder of the tree (default .kernel)."),
-        click.option("--config", "config_file", metavar="FILE", envvar="KERNEL_CONFIG", help="Settings, TOML."),
-        click.option("--app", metavar="MODULE:ATTRIBUTE", help="The application whose declarations are meant."),
-        click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout."),
-    ):
+_Command = Callable[..., None]
+
+_DATA_DIR = click.option("--data-dir", metavar="DIR", help="Data folder of the tree (default .kernel).")
+_CONFIG = click.option("--config", "config_file", metavar="FILE", envvar="KERNEL_CONFIG", help="Settings, TOML.")
+_APP = click.option("--app", metavar="MODULE:ATTRIBUTE", help="The application whose declarations are meant.")
+_JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+
+
+def store_command(command: _Command) -> _Command:
+    """The options of a command that needs the stores only, and its errors as one line and an exit status: 2 for a bad
+    request, 69 when the store can not be reached, 1 otherwise."""
+    return _guarded(command, (_DATA_DIR, _CONFIG, _JSON))
+
+
+def shell_command(command: _Command) -> _Command:
+    """As `store_command`, for a command that also reads the application's declarations."""
+    return _guarded(command, (_DATA_DIR, _CONFIG, _APP, _JSON))
+
+
+def _guarded(command: _Command, options: Iterable[Callable[[_Command], _Command]]) -> _Command:
+    for option in options:
         command = option(command)
 
     @wraps(command)

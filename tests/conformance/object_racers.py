@@ -5,17 +5,16 @@ It reads one race a line, gets ready, waits for the starting gun, and tells whic
 
 from __future__ import annotations
 
-import os
 import sys
-import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 
 from kernel.clock import SystemClock
 from kernel.dispatch import Intent
 from kernel.store.protocol import Store
 from tests.conformance.articles import HOUR_MS, TABLES, Articles
-from tests.conformance.races import say
+from tests.conformance.races import serve, winners
 from tests.support.stores import Address
 
 
@@ -72,39 +71,16 @@ def start_together(
     wait: Callable[[], object],
     when_ready: Callable[[], object] = lambda: None,
 ) -> list[str]:
-    """Let `racers` run, each in its own thread, when `wait` returns; the names of those that won."""
-    won: list[str] = []
-    ready = threading.Semaphore(0)
-
-    def race_one(racer: str) -> None:
-        attempt = RACES[race](articles, key)
-        ready.release()
-        wait()
-        if attempt(racer):
-            won.append(racer)
-
-    threads = [threading.Thread(target=race_one, args=(racer,)) for racer in racers]
-    for thread in threads:
-        thread.start()
-    for _ in threads:
-        ready.acquire()
-    when_ready()
-    for thread in threads:
-        thread.join()
-    return won
+    """The winners of `race` for the object `key`."""
+    return winners(racers, lambda racer: partial(RACES[race](articles, key), racer), wait, when_ready)
 
 
 def main() -> None:
-    import json
-
     kind, place, database, gun = sys.argv[1:]
     store = opened(Address(kind, place, database))
     articles = Articles(store)
     articles.now_ms()
-    say("here")
-    for line in sys.stdin:
-        race, key, racers = json.loads(line)
-        say(start_together(articles, race, key, racers, lambda: os.read(int(gun), 1), lambda: say("ready")))
+    serve(partial(start_together, articles), gun)
     store.close()
 
 

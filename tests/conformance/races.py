@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -98,24 +99,22 @@ def run(store: Store, write: Transition | Insert) -> bool:
     return isinstance(answer, Applied | Inserted)
 
 
-def start_together(
-    store: Store,
-    race: str,
-    key: str,
+def winners(
     racers: list[str],
+    prepare: Callable[[str], Callable[[], bool]],
     wait: Callable[[], object],
-    when_ready: Callable[[], object] = lambda: None,
+    when_ready: Callable[[], object],
 ) -> list[str]:
-    """Let `racers` run, each in its own thread, when `wait` returns; the names of those that won. `when_ready` is
-    called when all of them have prepared what they try."""
+    """Let `racers` run, each in its own thread, when `wait` returns; the names of those whose attempt won. `when_ready`
+    is called when all of them have prepared what they try."""
     won: list[str] = []
     ready = threading.Semaphore(0)
 
     def race_one(racer: str) -> None:
-        write = ATTEMPTS[race](store, key, racer)
+        attempt = prepare(racer)
         ready.release()
         wait()
-        if run(store, write):
+        if attempt():
             won.append(racer)
 
     threads = [threading.Thread(target=race_one, args=(racer,)) for racer in racers]
@@ -129,19 +128,36 @@ def start_together(
     return won
 
 
+def start_together(
+    store: Store,
+    race: str,
+    key: str,
+    racers: list[str],
+    wait: Callable[[], object],
+    when_ready: Callable[[], object] = lambda: None,
+) -> list[str]:
+    """The winners of `race` for the row `key`, each racer with a write of its own."""
+    return winners(racers, lambda racer: partial(run, store, ATTEMPTS[race](store, key, racer)), wait, when_ready)
+
+
 def say(value: object) -> None:
     sys.stdout.write(json.dumps(value) + "\n")
     sys.stdout.flush()
+
+
+def serve(race: Callable[..., list[str]], gun: str) -> None:
+    """One race for each line of the input, begun by a byte from the descriptor `gun`; who won, as a line."""
+    say("here")
+    for line in sys.stdin:
+        name, key, racers = json.loads(line)
+        say(race(name, key, racers, lambda: os.read(int(gun), 1), lambda: say("ready")))
 
 
 def main() -> None:
     kind, place, database, gun = sys.argv[1:]
     store = store_at(Address(kind, place, database))
     store.now_ms()
-    say("here")
-    for line in sys.stdin:
-        race, key, racers = json.loads(line)
-        say(start_together(store, race, key, racers, lambda: os.read(int(gun), 1), lambda: say("ready")))
+    serve(partial(start_together, store), gun)
     store.close()
 
 
