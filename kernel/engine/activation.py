@@ -16,11 +16,6 @@ from kernel.store.protocol import Store
 from kernel.store.tables import INSTANCES
 
 
-def activate_due(store: Store, instance: Instance, now_ms: int, commit_id: str) -> Document | None:
-    """Activate the first due wait of a waiting instance: the row after it, or None when another was faster."""
-    return activate_all_due(store, [instance], now_ms, lambda: commit_id)[0]
-
-
 def activate_all_due(
     store: Store, instances: Sequence[Instance], now_ms: int, commit_id: Callable[[], str]
 ) -> list[Document | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from kernel import transitions
 from kernel.clock import ManualClock
 from kernel.context import Context
 from kernel.directives import Sleep, WaitForSignal, Yield
-from kernel.engine.activation import activate_due
+from kernel.engine.activation import activate_all_due
 from kernel.store.conditional import Applied, Missed
 from kernel.store.memory import MemoryStore
 from tests.engine.flows import flow, seconds, step
@@ -109,7 +110,11 @@ def test_of_racing_scanners_one_activates(rig: SteppedRig) -> None:
 
     def scan(k: int) -> list[bool]:
         barrier.wait(10)
-        return [activate_due(store, i, clock.wall_ms(), f"{k}-{i.workflow_id}") is not None for i in instances]
+        now_ms = clock.wall_ms()
+        return [
+            activate_all_due(store, [i], now_ms, partial("{}-{}".format, k, i.workflow_id))[0] is not None
+            for i in instances
+        ]
 
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(scan, range(4)))
