@@ -5,8 +5,12 @@
 SHELL := /bin/sh
 VENV := .venv
 ARGS :=
+MINUTES := 60
+# All tests run on four workers: three for those that start real processes, which mostly wait (tests/support/workers.py).
+# A selection by ARGS runs in one process, which starts sooner.
+ALL_TESTS := -n 4 --max-worker-restart 0
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types format check requirements venv-demo venv-dev clean
+.PHONY: help demo test mutants chaos soak simulation lint types format check requirements venv-demo venv-dev clean
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -15,7 +19,19 @@ demo: venv-demo ## Run the demo: one recording becomes a summary, whatever dies 
 	@$(VENV)/bin/kernel-supervisor demo $(ARGS)
 
 test: venv-dev ## Run all tests; WITHOUT=redis-server leaves out those that need a missing program
-	@$(VENV)/bin/python -m pytest $(ARGS)
+	@$(VENV)/bin/python -m pytest $(or $(ARGS),$(ALL_TESTS))
+
+mutants: venv-dev ## Put each fault of the catalogue into a copy; its named test must fail (tests/mutants)
+	@$(VENV)/bin/python -m tests.mutants $(ARGS)
+
+simulation: venv-dev ## Run the engine on 2,000 simulated histories of faults (tests/simulation)
+	@$(VENV)/bin/python -m tests.simulation $(or $(ARGS),--seeds 2000 --start 1)
+
+chaos: venv-dev ## Hurt a real tree for MINUTES (60) and check every promise; a seed by ARGS='--seed 7' (tests/chaos)
+	@$(VENV)/bin/python -m tests.chaos --minutes $(MINUTES) $(ARGS)
+
+soak: venv-dev ## The same with few blows, and a watch on memory and descriptors of each process
+	@$(VENV)/bin/python -m tests.chaos --minutes $(MINUTES) --soak $(ARGS)
 
 lint: venv-dev ## Check style and format (ruff)
 	@$(VENV)/bin/ruff check .
@@ -34,7 +50,7 @@ requirements: venv-dev ## List each requirement key with the tests that prove it
 	@$(VENV)/bin/python -m pytest --req-report $(ARGS)
 
 venv-demo:
-	@.ci/make-venv $(VENV) demo
+	@.ci/make-venv $(VENV) demo,web
 
 venv-dev:
 	@.ci/make-venv $(VENV) dev

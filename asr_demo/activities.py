@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from asr_demo.flow import JobInput, NotePorts, current_note
+from asr_demo.showing import paced
 from asr_demo.speech import Transcribed, transcribe
 from asr_demo.wav import AudioRefused, check_wav
 from kernel import Context, NonRetryable, Sleep
@@ -58,16 +59,22 @@ def compose_content(ctx: Context) -> Composed:
     """Write the summary of this round; if it is there already, the work is done (fen-idempotent-shortcut)."""
     note = current_note(ctx)
     if note.summary is not None:
-        ctx.stream.write(note.summary)  # what an attempt that died had shown is gone with it
+        _show(ctx, note.summary)  # what an attempt that died had shown is gone with it
         return Composed(len(note.summary))
     ports: NotePorts = ctx.ports
     summary = ports.compose(note.segments)
     if not summary:
         raise NonRetryable("there is no sentence in the text: there is nothing to summarise")
-    ctx.stream.write(summary)
+    _show(ctx, summary)
     if not ports.notes.save_summary(note.object_id, note.fencing_token, summary):
         raise NonRetryable(f"note {note.object_id} has left round {note.fencing_token}")
     return Composed(len(summary))
+
+
+def _show(ctx: Context, summary: str) -> None:
+    for piece, pause_s in paced(summary, ctx.ports.pace_s):
+        ctx.stream.write(piece)
+        ctx.cancel.wait(pause_s)
 
 
 def finalize(ctx: Context) -> dict[str, Any]:

@@ -1,17 +1,16 @@
 """The demo's application: `kernel-supervisor start --app asr_demo.app:app`.
 
-`asr_demo.app:held_at_STEP` is the same application, whose first invocation of STEP waits to be killed (see `holding`).
+What differs between runs, a step that waits to be killed and the web page, is in the attribute's name: see `variants`.
 """
 
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 from asr_demo import activities, web
 from asr_demo.flow import STEPS, Activity, JobInput, Wrap, in_ledger, make_ports
-from asr_demo.holding import HELD_PREFIX, held_at
 from asr_demo.speech import AsrTask
+from asr_demo.variants import variant
 from kernel import App, Companion, Definition, Limit, Step
 
 COMPANIONS = (Companion("asr", "asr_demo.asr_service:main"),)
@@ -82,8 +81,8 @@ app = make_app()
 plan = app.definition("async_content_job").plan
 
 
-def __getattr__(name: str) -> Any:
-    step = name.removeprefix(HELD_PREFIX)
-    if name.startswith(HELD_PREFIX) and step in (*STEPS, *web.STEPS):
-        return make_app(held_at(step))
-    raise AttributeError(name)
+def __getattr__(name: str) -> App:
+    found = variant(name, make_app, (*STEPS, *web.STEPS), "asr_demo.page.companion:notes")
+    if found is None:
+        raise AttributeError(name)
+    return found

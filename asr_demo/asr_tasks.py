@@ -11,7 +11,6 @@ somebody asks. The clock and the ids are SQLite's: a task outlives the process t
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from asr_demo.asr_protocol import Problem, Segment, Stats, TaskState, TaskStatus
+from asr_demo.table_file import make_private
 
 FILE_NAME = "asr_tasks.sqlite3"
 KEEP_FINISHED_MS = 7 * 24 * 3600 * 1000
@@ -91,8 +91,7 @@ class TaskTable:
     def __init__(self, folder: Path) -> None:
         self._lock = threading.Lock()
         path = folder / FILE_NAME
-        # Made here with its mode, because SQLite would make it readable for others.
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+        make_private(path)
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0)
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=NORMAL")

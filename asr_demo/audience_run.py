@@ -7,18 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from asr_demo.ledger import Refusal
+from asr_demo.page_orders import NO_PAGE, PageOrders
 from asr_demo.receiver import Received
 from kernel import Instance
 
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """How many users, over which recording; the step whose worker is killed, and the seed of the chaos, if any."""
+    """How many users, over which recording; the step whose worker is killed and the seed of the chaos, if any; what is
+    wanted of a web page."""
 
     subscribers: int
     recording: Path
     kill_at: str | None = None
     seed: int | None = None
+    page: PageOrders = NO_PAGE
 
 
 @dataclass

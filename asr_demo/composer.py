@@ -52,8 +52,13 @@ def summarize(segments: Sequence[str], sentences: int = SENTENCES) -> str:
 
 def chunks(segments: Sequence[str], sentences: int = SENTENCES) -> Iterator[str]:
     """The summary in pieces of some words, for a stream; together they are exactly what `summarize` returns."""
+    return pieces(summarize(segments, sentences))
+
+
+def pieces(text: str) -> Iterator[str]:
+    """`text` cut between words, CHUNK_CHARACTERS or a little more each; together they are `text`."""
     piece = ""
-    for word in re.findall(r"\S+\s*", summarize(segments, sentences)):
+    for word in re.findall(r"\s*\S+|\s+$", text):
         piece += word
         if len(piece) >= CHUNK_CHARACTERS:
             yield piece

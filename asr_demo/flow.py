@@ -15,10 +15,13 @@ from asr_demo.asr_client import AsrClient
 from asr_demo.composer import summarize
 from asr_demo.ledger import Ledger
 from asr_demo.notes import Note, Notes
+from asr_demo.showing import PACE_S
 from kernel import Clock, Context, NonRetryable, PortsRequest, SystemClock, WorkflowCanceled
 
 STEPS = ("preprocess", "transcribe_audio", "compose_content", "finalize")
 ASR_PROVIDER = "pocketsphinx"
+PAGE = "web"
+"""The companion that shows the texts as they are written, where there is one."""
 
 
 class JobInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,13 +47,22 @@ class Ports:
     """What any activity of the demo may need from outside, made once per process after the fork."""
 
     def __init__(
-        self, data_dir: str, asr: Mapping[str, AsrClient], policy: AsrPolicy, clock: Clock, ledger: Ledger
+        self,
+        data_dir: str,
+        asr: Mapping[str, AsrClient],
+        policy: AsrPolicy,
+        clock: Clock,
+        ledger: Ledger,
+        *,
+        pace_s: float = 0.0,
     ) -> None:
         self.data_dir = data_dir
         self.asr = asr
         self.policy = policy
         self.clock = clock
         self.ledger = ledger
+        self.pace_s = pace_s
+        """Between two pieces of a text that is shown; 0 where nobody reads along (see `showing`)."""
 
     def provider(self) -> str:
         """Where a new task goes today; a running one stays where it was submitted (asr-provider-pinned)."""
@@ -61,7 +73,9 @@ class NotePorts(Ports):
     """The ports of single jobs: besides the general ones their notes, and who writes summaries."""
 
     def __init__(self, general: Ports, notes: Notes, compose: Callable[[tuple[str, ...]], str] = summarize) -> None:
-        super().__init__(general.data_dir, general.asr, general.policy, general.clock, general.ledger)
+        super().__init__(
+            *(general.data_dir, general.asr, general.policy, general.clock, general.ledger), pace_s=general.pace_s
+        )
         self.notes = notes
         self.compose = compose
 
@@ -70,7 +84,9 @@ def general_ports(request: PortsRequest) -> Ports:
     """What every application of the demo has: the companion `asr` at its address, if there is one, and the ledger."""
     address = request.addresses.get("asr")
     asr = {} if address is None else {ASR_PROVIDER: AsrClient(address, provider=ASR_PROVIDER)}
-    return Ports(request.data_dir, asr, AsrPolicy(), SystemClock(), Ledger(Path(request.data_dir)))
+    pace_s = PACE_S if PAGE in request.addresses else 0.0
+    ledger = Ledger(Path(request.data_dir))
+    return Ports(request.data_dir, asr, AsrPolicy(), SystemClock(), ledger, pace_s=pace_s)
 
 
 def make_ports(request: PortsRequest) -> NotePorts:

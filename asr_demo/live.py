@@ -20,9 +20,11 @@ import msgspec
 from asr_demo import live_audience, live_single
 from asr_demo.audience_run import Orders
 from asr_demo.flow import STEPS
-from asr_demo.holding import HELD_PREFIX
 from asr_demo.live_chaos import SEED_MAX, fresh_seed
+from asr_demo.live_page import PORT, missing_extra
+from asr_demo.page_orders import PageOrders
 from asr_demo.screen import visible
+from asr_demo.variants import variant_name
 from asr_demo.wav import AudioRefused, check_wav, keep_wav
 from kernel import InvalidConfig, KernelError
 from kernel.config import Config, Limit, load
@@ -30,6 +32,7 @@ from supervisor.session import SessionFailed
 
 RECORDING = Path(__file__).parent / "audio" / "architecture_night.wav"
 SUBSCRIBERS, SUBSCRIBERS_MAX = 25, 1_000
+EXIT_MISSING = 78
 SCAN_S = 2.0
 """What died between two writes is found by the scan: every half minute by default, too rarely for an audience."""
 
@@ -49,6 +52,16 @@ SCAN_S = 2.0
 )
 @click.option("--chaos", is_flag=True, help="With --subscribers: kill processes and wipe Redis at random.")
 @click.option("--seed", type=click.IntRange(0, SEED_MAX), help="Repeat the kills of an earlier --chaos.")
+@click.option(
+    "--web",
+    "port",
+    type=click.IntRange(0, 65_535),
+    is_flag=False,
+    flag_value=PORT,
+    metavar="[PORT]",
+    help=f"Serve a page that follows the summaries while they are written ({PORT}; 0: any free port).",
+)
+@click.option("--stay", is_flag=True, help="With --web: serve on when the run is over, until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="End with one JSON object on stdout.")
 @click.option("--keep", is_flag=True, help="Keep the data folder and say where it is.")
 @click.option("--data-dir", metavar="DIR", help="Data folder of this run (default: a fresh one under .kernel).")
@@ -59,6 +72,8 @@ def main(
     kill_at: str | None,
     chaos: bool,
     seed: int | None,
+    port: int | None,
+    stay: bool,
     as_json: bool,
     keep: bool,
     data_dir: str | None,
@@ -69,22 +84,17 @@ def main(
         _refuse("--chaos: needs --subscribers")
     if seed is not None and not chaos:
         _refuse("--seed: needs --chaos")
+    if stay and port is None:
+        _refuse("--stay: needs --web")
     if find_spec("pocketsphinx") is None:
         _refuse("the demo needs the extra `demo`: pip install 'workflow-kernel[demo]'")
+    if port is not None and (missing := missing_extra()) is not None:
+        _refuse(missing, EXIT_MISSING)
     try:
         with _data_folder(data_dir, keep=keep) as folder:
-            recording = _recording(audio, folder)
-            held = "app" if kill_at is None else f"{HELD_PREFIX}{kill_at}"
-            if subscribers is None:
-                config = _config(folder, f"asr_demo.app:{held}", durability)
-                single = live_single.drive(config, folder, recording, kill_at, quiet=as_json)
-                ok = live_single.show(single, as_json=as_json)
-            else:
-                more = {"limits": _limits(subscribers), "scan_s": SCAN_S, "dispatch_scan_s": SCAN_S}
-                config = _config(folder, f"asr_demo.show_app:{held}", durability, **more)
-                orders = Orders(subscribers, recording, kill_at, _seed(seed) if chaos else None)
-                run = live_audience.drive(config, folder, orders, quiet=as_json)
-                ok = live_audience.show(run, as_json=as_json)
+            chosen = _seed(seed) if chaos else None
+            orders = Orders(subscribers or 0, _recording(audio, folder), kill_at, chosen, PageOrders(port, stay))
+            ok = _played(folder, orders, durability, as_json=as_json)
     except AudioRefused as error:
         _refuse(f"--audio {audio or RECORDING}: {error.message}")
     except InvalidConfig as error:
@@ -98,6 +108,20 @@ def main(
     sys.exit(0 if ok else 1)
 
 
+def _played(folder: Path, orders: Orders, durability: str | None, *, as_json: bool) -> bool:
+    """The run, without subscribers the single job; whether all is well."""
+    variant = variant_name(orders.kill_at, orders.page.port)
+    if not orders.subscribers:
+        config = _config(folder, f"asr_demo.app:{variant}", durability)
+        recording, kill_at = orders.recording, orders.kill_at
+        single = live_single.drive(config, folder, recording, kill_at, page=orders.page, quiet=as_json)
+        return live_single.show(single, as_json=as_json)
+    more = {"limits": _limits(orders.subscribers), "scan_s": SCAN_S, "dispatch_scan_s": SCAN_S}
+    config = _config(folder, f"asr_demo.show_app:{variant}", durability, **more)
+    run = live_audience.drive(config, folder, orders, quiet=as_json)
+    return live_audience.show(run, as_json=as_json)
+
+
 def _limits(subscribers: int) -> dict[str, object]:
     """So many may start a second that all are through in time; every poll is a start, too (INTERFACES)."""
     speech = Limit(max_concurrency=4, max_starts_per_second=max(2, -(-subscribers // 8)))
@@ -108,9 +132,9 @@ def _seed(given: int | None) -> int:
     return fresh_seed() if given is None else given
 
 
-def _refuse(line: str) -> None:
+def _refuse(line: str, status: int = 2) -> None:
     click.echo(f"error: {visible(line)}", err=True)
-    sys.exit(2)
+    sys.exit(status)
 
 
 @contextmanager

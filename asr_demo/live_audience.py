@@ -14,6 +14,7 @@ from asr_demo.asr_tasks import TaskTable
 from asr_demo.audience import closing_grid, shares
 from asr_demo.audience_run import AudienceRun, Orders
 from asr_demo.ledger import Ledger
+from asr_demo.live_page import announce, stay
 from asr_demo.live_story import Story
 from asr_demo.live_tree import Tree
 from asr_demo.receiver import Receiver
@@ -30,10 +31,12 @@ def drive(config: Config, folder: Path, orders: Orders, *, quiet: bool) -> Audie
         if orders.seed is not None:
             screen.say(f"chaos: seed {orders.seed} (--chaos --seed {orders.seed} strikes in the same order)")
         with Tree(config) as tree:
+            announce(tree.session, orders.page, "/", screen)
             try:
                 Story(tree, folder, run, ledger, screen).play()
             finally:
                 model.answer(folder)  # whatever happened: no thread of a worker shall wait for us
+            stay(tree.session, orders.page, screen)
         # The tree has ended: what the ledger, the speech service and the receiver counted is final.
         _count(run, folder, ledger)
         fared = shares(dict(sorted(run.summaries.items())), ledger.entries(), tree.names, SystemClock().wall_ms())

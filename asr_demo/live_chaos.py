@@ -1,8 +1,7 @@
 """`--chaos`: every process of the tree is killed at least once, and Redis is emptied, in an order drawn from a seed.
 
 The seed fixes the blows, their order and the pauses between them; how far the work is when one falls is the machine's
-affair. One process is spared for as long as it holds the late answer of the story (`asr_demo.model`): a writer that is
-dead can not come late.
+affair. One process is spared for as long as it has a late write to make (`asr_demo.live_failed_round`).
 """
 
 from __future__ import annotations
@@ -11,11 +10,10 @@ import hashlib
 import os
 import signal
 from collections import deque
-from pathlib import Path
+from collections.abc import Callable
 from typing import NamedTuple
 
 from asr_demo.live_tree import Tree
-from asr_demo.model import hung_pid
 from kernel import RandomIds
 
 SEED_MAX = 2**31 - 1
@@ -65,12 +63,12 @@ class _Numbers:
 
 
 class Chaos:
-    """Strikes `tree` when it is time; asked again and again by the driver."""
+    """Strikes `tree` when it is time; asked again and again by the driver. `spared`: the process that must live now."""
 
-    def __init__(self, blows: list[Blow], tree: Tree, folder: Path, now_s: float) -> None:
+    def __init__(self, blows: list[Blow], tree: Tree, spared: Callable[[], int | None], now_s: float) -> None:
         self._blows = deque(blows)
         self._tree = tree
-        self._folder = folder
+        self._spared = spared
         self._next_s = now_s + (blows[0].after_s if blows else 0.0)
         self.killed: list[int] = []
         self.wipes = 0
@@ -94,19 +92,19 @@ class Chaos:
         return done
 
     def _struck(self, target: str) -> str | None:
-        hung = hung_pid(self._folder)
+        spared = self._spared()
         if target == "wipe":
             if not self._tree.wipe_redis():
                 return None
             self.wipes += 1
             return "chaos: Redis is empty"
         if target == "supervisor":
-            if hung is not None:
+            if spared is not None:
                 return None  # its end would end all its children
             self.killed.append(self._tree.kill_supervisor())
             return f"chaos: SIGKILL supervisor (pid {self.killed[-1]}), and another one starts"
         for child in self._tree.children():
-            if child["name"] == target and child["state"] == "RUNNING" and child["pid"] not in (None, hung):
+            if child["name"] == target and child["state"] == "RUNNING" and child["pid"] not in (None, spared):
                 os.kill(child["pid"], signal.SIGKILL)
                 self.killed.append(child["pid"])
                 return f"chaos: SIGKILL {target} (pid {child['pid']})"

@@ -34,10 +34,17 @@ class FailedRound:
         self._say = say
         self._chapter: Chapter = "first round"
         self._came_back_s: float | None = None
+        self._writer: int | None = None
 
     @property
     def is_told(self) -> bool:
         return self._chapter == "told"
+
+    def late_writer(self) -> int | None:
+        """The process in which the call hangs, and from there on until this story is told: a writer that is dead can
+        not come late, neither in its call nor between the call and its write."""
+        self._writer = model.hung_pid(self._folder) or self._writer
+        return None if self.is_told else self._writer
 
     def prepare(self) -> None:
         """Before anybody subscribes."""

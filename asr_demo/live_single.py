@@ -17,9 +17,11 @@ from asr_demo.asr_tasks import TaskTable
 from asr_demo.flow import JobInput
 from asr_demo.holding import held_pid
 from asr_demo.ledger import Ledger
+from asr_demo.live_page import announce, stay
 from asr_demo.notes import Note, Notes
+from asr_demo.page_orders import NO_PAGE, PageOrders
 from asr_demo.screen import Grid, PlainScreen, aligned, open_screen, show_result, visible
-from asr_demo.timeline import Row, Timeline
+from asr_demo.timeline import About, Row, Timeline
 from kernel import Client, Instance
 from kernel.config import Config
 from kernel.runtime import open_client
@@ -64,7 +66,9 @@ class Run:
         }
 
 
-def drive(config: Config, folder: Path, recording: Path, kill_at: str | None, *, quiet: bool) -> Run:
+def drive(
+    config: Config, folder: Path, recording: Path, kill_at: str | None, *, page: PageOrders = NO_PAGE, quiet: bool
+) -> Run:
     """Run the job in `folder`; `kill_at` names the step in which its worker is killed."""
     run = Run(started_s=time.monotonic())
     notes = Notes(folder)
@@ -73,7 +77,9 @@ def drive(config: Config, folder: Path, recording: Path, kill_at: str | None, *,
             screen.say(f"recording {recording.name}; store, queue and log in {folder}")
             with running(config) as session:
                 client = open_client(config, folder, session.redis_url)
+                announce(session, page, "/live/note-1", screen)
                 _follow(session, client, notes, run, recording, kill_at, screen)
+                stay(session, page, screen)
             # The tree has ended: what the speech service and the ledger counted is final.
             run.note = notes.read("note-1")
             with closing(Ledger(folder)) as ledger:
@@ -92,7 +98,7 @@ def _follow(
     """Start the job and watch it to its end; kill the held worker when it is where it should die."""
     job = JobInput(tenant_id="demo", object_id="note-1", fencing_token="f1", audio_path=str(recording))
     notes.create(job.object_id, job.fencing_token)
-    timeline = Timeline()
+    timeline = Timeline(About(job.object_id, job.fencing_token, f"recording {recording.name}"))
     handle = client.start_or_resume(
         plan, biz_key=f"async_content_job:{job.tenant_id}:{job.object_id}", input=job, priority="realtime"
     )
@@ -167,8 +173,10 @@ def worker_names(session: Session) -> dict[str, str]:
 
 def _kill_when_held(session: Session, run: Run, kill_at: str, timeline: Timeline, screen: PlainScreen) -> None:
     pid = held_pid(Path(session.status()["data_dir"]))
-    if pid is None:
+    if pid is None or run.instance is None:
         return
+    if run.instance.steps[run.instance.step_index(kill_at)].status != "running":
+        return  # read just before: the next look shows who holds it, and under which claim
     timeline.learn(worker_names(session))
     os.kill(pid, signal.SIGKILL)
     run.killed.append(pid)

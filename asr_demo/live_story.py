@@ -23,10 +23,9 @@ from asr_demo.live_chaos import Chaos, drawn
 from asr_demo.live_failed_round import FailedRound
 from asr_demo.live_tree import Tree
 from asr_demo.live_users import Users
-from asr_demo.model import hung_pid
 from asr_demo.screen import PlainScreen
 from asr_demo.summary import STEPS, WAIT_STEP
-from asr_demo.timeline import Line, Timeline
+from asr_demo.timeline import About, Line, Timeline
 from kernel import Instance, SystemClock, Unavailable
 
 LIMIT_S = 600.0
@@ -48,7 +47,7 @@ class Story:
         self._screen = screen
         self._users = Users(tree, folder, run.orders.subscribers)
         self._failed_round = FailedRound(self._users, folder, ledger, self._say)
-        self._timeline = Timeline(_CLOCK.wall_ms() - round(1000 * self._elapsed_s()))
+        self._timeline: Timeline | None = None
         self._told: set[tuple[str, str]] = set()
         self._line = ""
         self._pause = threading.Event()
@@ -58,7 +57,7 @@ class Story:
         seed = run.orders.seed
         users, config = run.orders.subscribers, tree.config
         blows = [] if seed is None else drawn(seed, config.workers, config.dispatchers, users)
-        self._chaos = Chaos(blows, tree, folder, time.monotonic())
+        self._chaos = Chaos(blows, tree, self._failed_round.late_writer, time.monotonic())
 
     def play(self) -> None:
         """Raises SessionFailed when the tree ends by itself; past the limit the run is as it is."""
@@ -127,7 +126,10 @@ class Story:
                 found = users.summary(name)
                 if found is not None:
                     run.summaries[name] = found
-        run.others = [found for found in (users.observer(), users.fan_out()) if found is not None]
+        fan_out = users.fan_out()
+        run.others = [found for found in (users.observer(), fan_out) if found is not None]
+        if fan_out is not None:
+            self._tell_fan_out(fan_out)
         if users.retrying in run.summaries:
             self._tell_first(run.summaries[users.retrying])
         counts = standing(run.summaries.values(), STEPS)
@@ -140,12 +142,28 @@ class Story:
     def _tell_first(self, instance: Instance) -> None:
         """The first user is followed step by step; of the polls only the first is told."""
         name = self._users.retrying
+        there = self._users.subscription(name)
+        if self._timeline is None and there is not None:
+            about = About(name, there.fencing_token, f"live resource {self._users.show.show_id}")
+            self._timeline = Timeline(about, _CLOCK.wall_ms() - round(1000 * self._elapsed_s()))
+        if self._timeline is None:
+            return
         self._timeline.learn(self._tree.titles())
         for line in self._timeline.see(instance):
             key = _kind(line)
             if key not in self._told:
                 self._told.add(key)
                 self._screen.happened([replace(line, step=f"{name} {line.step}".strip())])
+
+    def _tell_fan_out(self, fan_out: Instance) -> None:
+        """What leads from the show's end to the subscribers."""
+        for status, text in (
+            (fan_out.status, "the observer has seen the recording and begun the fan-out"),
+            ("completed", "the fan-out has signalled every subscriber"),
+        ):
+            if status == fan_out.status and ("fan-out", text) not in self._told:
+                self._told.add(("fan-out", text))
+                self._say(text)
 
     def _show_operator(self) -> None:
         """What an operator sees of one who waits for the speech service."""
@@ -170,8 +188,7 @@ class Story:
         kill_at = self._run.orders.kill_at
         if kill_at is not None and not self._run.killed:
             pid = held_pid(self._folder)
-            # A dead writer can not come late: while the failed round's call hangs in that worker, it is let live.
-            if pid is not None and pid != hung_pid(self._folder):
+            if pid is not None and pid != self._failed_round.late_writer():
                 self._tree.children()
                 os.kill(pid, signal.SIGKILL)
                 self._run.killed.append(pid)

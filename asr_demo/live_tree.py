@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import unquote
 
+from asr_demo.live_page import kept_port
 from kernel import Client, KernelError
 from kernel.config import Config
 from kernel.runtime import open_client
@@ -76,6 +77,7 @@ class Tree:
 
     def _begin(self) -> None:
         self._session = self._stack.enter_context(running(self.config))
+        self.config = kept_port(self.config, self._session)
         self.births += 1
 
     def wipe_redis(self) -> bool:

@@ -19,6 +19,8 @@ from asr_demo.composer import summarize
 HANG_FILE, HUNG_FILE, ANSWER_FILE = "model_hang", "model_hung.pid", "model_answer"
 PATIENCE_S = 120.0
 _LOOK_S = 0.05
+_ASKED = 5
+"""So often the lock is asked for before it counts as a call's: who looks whether one hangs has it for a moment."""
 
 
 class ModelBusy(Exception):
@@ -41,12 +43,14 @@ class Model:
     def _hang(self) -> None:
         descriptor = os.open(self._folder / HUNG_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ModelBusy("the model is still at an earlier call for this summary") from None
-            os.pwrite(descriptor, str(os.getpid()).encode().ljust(20), 0)
             pause = threading.Event()
+            for _ in range(_ASKED):
+                if _locked(descriptor):
+                    break
+                pause.wait(_LOOK_S)
+            else:
+                raise ModelBusy("the model is still at an earlier call for this summary")
+            os.pwrite(descriptor, str(os.getpid()).encode().ljust(20), 0)
             for _ in range(round(PATIENCE_S / _LOOK_S)):
                 # Also when the whole folder has gone: nobody will ever answer.
                 if (self._folder / ANSWER_FILE).exists() or not self._folder.exists():
@@ -73,13 +77,17 @@ def hung_pid(folder: Path) -> int | None:
     except FileNotFoundError:
         return None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return int(os.pread(descriptor, 20, 0) or 0) or None
-    else:
-        return None
+        return None if _locked(descriptor) else int(os.pread(descriptor, 20, 0) or 0) or None
     finally:
         os.close(descriptor)
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _read(path: Path) -> str | None:

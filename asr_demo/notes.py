@@ -58,6 +58,14 @@ class Notes:
             return Note(row[0], row[1], row[2], row[3], tuple(row[4].split(_SEPARATOR)) if row[4] else (), *row[5:])
         return None
 
+    def page(self, after: str, limit: int) -> list[Note]:
+        """At most `limit` notes in the order of their ids, behind `after`, without their texts."""
+        rows = self._file.rows(
+            "SELECT object_id, fencing_token, status FROM notes WHERE object_id > ? ORDER BY object_id LIMIT ?",
+            (after, limit),
+        )
+        return [Note(*row, None, (), None, None) for row in rows]
+
     def save_transcript(self, object_id: str, fencing_token: str, transcript: str, segments: tuple[str, ...]) -> bool:
         """Whether the write hit: False when another round is installed or the note is gone."""
         joined = _SEPARATOR.join(" ".join(segment.split()) for segment in segments)

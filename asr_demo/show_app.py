@@ -1,18 +1,16 @@
 """The application of the live-summary story: `kernel-supervisor start --app asr_demo.show_app:app`.
 
-`asr_demo.show_app:held_at_STEP` is the same application, whose first invocation of STEP waits to be killed.
+The attribute's name says what differs between runs: see `variants`.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 from asr_demo.app import COMPANIONS, LIMITS
 from asr_demo.flow import Wrap, general_ports
-from asr_demo.holding import HELD_PREFIX, held_at
 from asr_demo.observer import show_observer, subscriber_fan_out
 from asr_demo.subscriptions import SUBSCRIPTIONS, SummaryPorts, with_outside
 from asr_demo.summary import STEPS, live_summary
+from asr_demo.variants import variant
 from kernel import App, PortsRequest
 
 
@@ -35,8 +33,8 @@ def make_app(wrap: Wrap = lambda _name, activity: activity) -> App:
 app = make_app()
 
 
-def __getattr__(name: str) -> Any:
-    step = name.removeprefix(HELD_PREFIX)
-    if name.startswith(HELD_PREFIX) and step in STEPS:
-        return make_app(held_at(step))
-    raise AttributeError(name)
+def __getattr__(name: str) -> App:
+    found = variant(name, make_app, STEPS, "asr_demo.page.companion:subscriptions")
+    if found is None:
+        raise AttributeError(name)
+    return found

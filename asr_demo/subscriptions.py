@@ -44,7 +44,9 @@ class SummaryPorts(Ports):
     def __init__(
         self, general: Ports, subscriptions: BusinessObjects, shows: Shows, receiver: Receiver, model: Model
     ) -> None:
-        super().__init__(general.data_dir, general.asr, general.policy, general.clock, general.ledger)
+        super().__init__(
+            *(general.data_dir, general.asr, general.policy, general.clock, general.ledger), pace_s=general.pace_s
+        )
         self.subscriptions = subscriptions
         self.shows = shows
         self.receiver = receiver

@@ -12,6 +12,7 @@ import msgspec
 from asr_demo.activities import Audio, Composed, checked_audio
 from asr_demo.flow import Wrap, in_ledger
 from asr_demo.model import ModelBusy
+from asr_demo.showing import paced
 from asr_demo.speech import AsrTask, Transcribed, transcribe
 from asr_demo.subscriptions import SummaryInput, SummaryPorts
 from kernel import Context, Definition, NonRetryable, Sleep, Step, WaitForSignal
@@ -70,7 +71,9 @@ async def compose_content(ctx: Context) -> Composed:
     thread can not be ended and goes on, and what it writes then comes late: only the round keeps it from doing harm.
     """
     composed, summary = await asyncio.to_thread(_compose, ctx.ports, ctx.input)
-    ctx.stream.write(summary)
+    for piece, pause_s in paced(summary, ctx.ports.pace_s):
+        ctx.stream.write(piece)
+        await asyncio.sleep(pause_s)
     return composed
 
 

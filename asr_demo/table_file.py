@@ -6,6 +6,7 @@ therefore after the fork; one transaction per call; safe for many threads.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
@@ -61,9 +62,29 @@ class TableFile:
 
     def _opened(self) -> sqlite3.Connection:
         if self._connection is None:
+            make_private(self._path)
             db = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute(f"PRAGMA synchronous = {self._durability}")
-            db.executescript(self._schema)
+            try:
+                db.execute("PRAGMA journal_mode = WAL")
+                db.execute(f"PRAGMA synchronous = {self._durability}")
+                db.executescript(self._schema)
+            except sqlite3.Error:
+                db.close()
+                raise
             self._connection = db
         return self._connection
+
+
+def make_private(path: Path) -> None:
+    """An empty file for SQLite that only its owner may read, as SQLite's own would not be; log and index get its mode.
+
+    One that is there is not opened: closing it would drop the locks that another connection of this process holds.
+    Raises FileExistsError for a link, through which SQLite would write to whatever it names.
+    """
+    for name in (path, *(path.with_name(f"{path.name}-{part}") for part in ("wal", "shm", "journal"))):
+        if name.is_symlink():
+            raise FileExistsError(f"{name}: is a symbolic link")
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        pass

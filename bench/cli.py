@@ -5,24 +5,24 @@ Exit status: 0 measured and every promise kept, 1 a promise was broken or the ru
 
 from __future__ import annotations
 
+import os
 import secrets
-import shutil
 import signal
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import click
 
-from bench import depth_plot, report
+from bench import depth_plot, report, workers_plot
 from bench.duration import Duration
 from bench.machine import file_system, load_average
-from bench.plan import LOG_NAME, Plan
+from bench.plan import Plan
 from bench.progress import open_progress
+from bench.run_folder import run_folder
 from bench.script_plan import DEPTH_MAX, DEPTHS, ScriptBench, ScriptPlan
 
 if TYPE_CHECKING:
@@ -47,7 +47,14 @@ def _load_options(command: Callable[..., None]) -> Callable[..., None]:
             default=8,
             help="Workflows one worker runs at once (8).",
         ),
-        click.option("--workers", type=click.IntRange(1, 64), metavar="N", default=2, help="Worker processes (2)."),
+        click.option(
+            "--workers",
+            type=click.IntRange(1, 64),
+            metavar="N",
+            multiple=True,
+            default=[2],
+            help="Worker processes (2); several times for a run of each.",
+        ),
         click.option(
             "--count", type=click.IntRange(1, 200_000), metavar="N", default=1000, help="Workflows to run (1000)."
         ),
@@ -91,6 +98,9 @@ def _report_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+_plot_option = click.option(
+    "--plot", "plot_file", type=click.Path(path_type=Path), metavar="FILE", help="Draw it (SVG)."
+)
 _data_dir_option = click.option(
     "--data-dir",
     type=click.Path(path_type=Path),
@@ -104,6 +114,7 @@ _data_dir_option = click.option(
 @_load_options
 @_fault_options
 @_report_options
+@_plot_option
 @click.option(
     "--open",
     "open_limit",
@@ -115,54 +126,52 @@ _data_dir_option = click.option(
     "--limit", "limit_s", type=Duration(), metavar="TIME", default=120.0, help="The load must be done by then (120s)."
 )
 @click.option(
+    "--observation-outage",
+    "around_outage_s",
+    type=Duration(),
+    metavar="TIME",
+    help="Stop the store of observations that long, and compare.",
+)
+@click.option("--pairs", type=click.IntRange(1, 20), metavar="N", default=1, help="Of runs with and without it (1).")
+@click.option(
     "--idle-samples", type=click.IntRange(1, 10_000), metavar="N", default=300, help="Workflows run one by one (300)."
 )
 @_data_dir_option
 def workflows(
-    count: int,
-    workers: int,
-    slots: int,
-    durability: Literal["full", "normal"],
-    kill_every_s: float | None,
-    flush_every_s: float | None,
-    seed: int | None,
-    json_file: Path | None,
-    compare_file: Path | None,
-    open_limit: int | None,
-    limit_s: float,
-    idle_samples: int,
-    data_dir: Path,
-) -> None:
+    workers: tuple[int, ...], seed: int | None, json_file: Path | None, compare_file: Path | None,
+    plot_file: Path | None, data_dir: Path, pairs: int, **settings: Any,
+) -> None:  # fmt: skip
     """Workflows of three trivial steps through the real tree: rate, cost, latency, and what a kill costs."""
-    plan = Plan(
-        count=count,
-        workers=workers,
-        slots=slots,
-        durability=durability,
-        kill_every_s=kill_every_s,
-        flush_every_s=flush_every_s,
-        seed=secrets.randbits(32) if seed is None else seed,
-        limit_s=limit_s,
-        idle_samples=idle_samples,
-        open_limit=open_limit,
-    )
-    before = _checked("workflows", json_file, compare_file)
+    seed = secrets.randbits(32) if seed is None else seed
+    plans = [Plan(workers=number, seed=seed, **settings) for number in sorted(set(workers))]
+    around = plans[0].around_outage_s is not None
+    if around and (len(plans) > 1 or plans[0].faulty or plot_file is not None):
+        raise click.UsageError("--observation-outage: with one number of --workers, no other faults and no --plot")
+    before = _checked("workflows", json_file, compare_file, plot_file)
     signal.signal(signal.SIGTERM, _end)
     load = load_average()  # of others: this run is not part of it yet
-    from bench.workflow_row import row_of, text_of, violations_of  # loads the whole kernel
+    from bench import outage_row  # as the next
+    from bench.workflow_row import findings_of, row_of, shares_of, text_of  # loads the whole kernel
 
-    run, disk = _measured(plan, data_dir)
-    row, findings = row_of(run), violations_of(run)
+    plans = outage_row.plans_of(plans[0], pairs) if around else plans
+    measured = [_measured(plan, data_dir) for plan in plans]
+    runs, disk = [run for run, _ in measured], measured[0][1]
+    rows = [row_of(run) for run in runs]
+    numbers: Any = [plan.workers for plan in plans] if len(set(workers)) > 1 else plans[0].workers
     found = report.made(
         "workflows",
-        server=run.server,
-        settings={**plan.settings(), "file_system": disk, "load_before": load},
-        rows=[row],
-        shares=run.entered.shares,
-        findings=findings,
+        server=runs[0].server,
+        settings={**plans[0].settings(), "workers": numbers, "file_system": disk, "load_before": load},
+        rows=rows,
+        shares=shares_of(runs),
+        findings=findings_of(runs),
     )
-    for line in text_of(run, row):
+    for run, row in zip(runs, rows, strict=True):
+        click.echo("\n".join(text_of(run, row)))
+    for line in outage_row.text_of(runs) if around else ():
         click.echo(line)
+    if plot_file is not None:
+        workers_plot.write(f"bench workflows, {found.machine}", rows, plot_file)
     _conclude(found, before, json_file)
 
 
@@ -200,7 +209,7 @@ def fanout(
     from bench.fanout_run import FanOutPlan, measure  # the same
 
     plan = FanOutPlan(count=count, workers=workers, slots=slots, durability=durability, limit_s=limit_s)
-    with _run_folder(data_dir) as folder, open_progress() as progress:
+    with run_folder(data_dir) as folder, open_progress() as progress:
         parts, disk = measure(plan, folder, progress), file_system(folder)
     rows = [row_of(plan, told) for told in parts]
     found = report.made(
@@ -214,6 +223,13 @@ def fanout(
     for line in text_of(plan, rows):
         click.echo(line)
     _conclude(found, before, json_file)
+
+
+def _without_password(context: click.Context, parameter: click.Parameter, url: str | None) -> str | None:
+    """A command line is everybody's to read, so that a URL with a password comes from the environment."""
+    if url is not None and "@" in url:
+        raise click.BadParameter("a command line is for all to read, so put the URL into REDIS_URL and say --redis env")
+    return os.environ.get("REDIS_URL", "") if url == "env" else url
 
 
 def _script_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -243,8 +259,14 @@ def _script_options(command: Callable[..., None]) -> Callable[..., None]:
             multiple=True,
             help="How much lies there already; several times for several rows.",
         ),
-        click.option("--plot", "plot_file", type=click.Path(path_type=Path), metavar="FILE", help="Draw it (SVG)."),
-        click.option("--redis", "redis_url", metavar="URL", help="Measure that server (an embedded one)."),
+        _plot_option,
+        click.option(
+            "--redis",
+            "redis_url",
+            metavar="URL|env",
+            callback=_without_password,
+            help="Measure that server, or the one of REDIS_URL (an embedded one).",
+        ),
     ):
         command = option(command)
     return _report_options(command)
@@ -289,7 +311,7 @@ def _scripts(
     from bench.script_run import measure  # loads the whole kernel
 
     # A server that is there needs no folder.
-    place = _run_folder(data_dir) if plan.redis_url is None else nullcontext(data_dir)
+    place = run_folder(data_dir) if plan.redis_url is None else nullcontext(data_dir)
     with place as folder, open_progress() as progress:
         run = measure(plan, folder, progress)
     found = report.made(
@@ -333,42 +355,8 @@ def _checked(
 def _measured(plan: Plan, parent: Path) -> tuple[Measured, str]:
     from bench.measured_run import measure  # loads the whole kernel
 
-    with _run_folder(parent) as folder, open_progress() as progress:
+    with run_folder(parent) as folder, open_progress() as progress:
         return measure(plan, folder, progress), file_system(folder)
-
-
-@contextmanager
-def _run_folder(parent: Path) -> Iterator[Path]:
-    """A fresh data folder, gone afterwards; after an error the tree's log is what is worth keeping."""
-    parent = parent.absolute()
-    try:
-        made_parent = not parent.exists()
-        parent.mkdir(mode=0o700, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix="bench-", dir=parent))
-    except OSError as error:
-        raise click.UsageError(f"--data-dir {parent}: {error.strerror}") from None
-    try:
-        yield folder
-    except Exception:
-        _show_log(folder / LOG_NAME)
-        raise
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        if made_parent:
-            try:
-                parent.rmdir()  # only when nobody else uses it by now
-            except OSError:
-                pass
-
-
-def _show_log(path: Path) -> None:
-    """The last words of a tree that failed, before they are removed with its folder."""
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return
-    for line in lines[-10:]:
-        click.echo(line, err=True)
 
 
 def _conclude(found: report.Report, before: report.Report | None, json_file: Path | None) -> None:

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import psutil
 
+from bench.app import STEPS
 from bench.bare_commits import bare_commits_per_s
 from bench.faults import Faults
 from bench.ledger import count_records, read_entries
 from bench.load import idle_latencies_ms, run_load
+from bench.outage import Observed, Outage, observed
 from bench.outcome import Entered, Stored, count_entries, read_stored
 from bench.plan import LOG_NAME, Plan
 from bench.progress import Progress
@@ -51,6 +53,8 @@ class Measured:
     kills: list[Kill]
     flushes: int
     recovery: Recovery
+    observed: Observed | None = None
+    """None where it was not looked at."""
 
 
 class _Opened:
@@ -121,16 +125,26 @@ def _loaded(plan: Plan, tree: _Opened, progress: Progress, idle_ms: list[float])
         seed=plan.seed,
     )
 
+    def entered() -> int:
+        return count_records(tree.folder) - before
+
     def beside() -> None:
         tree.check_alive()
         faults.step()
-        progress.show(lambda: (count_records(tree.folder) - before) // per_workflow)
+        outage.step(entered, plan.count * len(STEPS))
+        progress.show(lambda: entered() // per_workflow)
 
-    cpu_before, trips_before, started_ms = tree.worker_cpu_s(), tree.calls.round_trips(), tree.store.now_ms()
-    in_time = run_load(tree.client, tree.store, plan, beside)
-    trips, cpu_after = tree.calls.round_trips() - trips_before, tree.worker_cpu_s()
+    with closing(Outage(tree.folder, plan.outage_s)) as outage:
+        cpu_before, trips_before, started_ms = tree.worker_cpu_s(), tree.calls.round_trips(), tree.store.now_ms()
+        in_time = run_load(tree.client, tree.store, plan, beside)
+        trips, cpu_after = tree.calls.round_trips() - trips_before, tree.worker_cpu_s()
+        outlasted = outage.is_over
+        outage.end(entered())
     bare += _bare(plan, tree.folder, progress)
     progress.phase("counting")
+    seen = None
+    if plan.around_outage_s is not None:
+        seen = observed(tree.session, tree.store, tree.folder, outage, outlasted=outlasted)
     stored = read_stored(tree.store, plan.count)
     entries = read_entries(tree.folder)
     ended_ms = tree.store.now_ms() if stored.last_end_ms is None else stored.last_end_ms
@@ -152,6 +166,7 @@ def _loaded(plan: Plan, tree: _Opened, progress: Progress, idle_ms: list[float])
         recovery=recovery(
             [entry for entry in entries if entry.number < plan.count], faults.kills, faults.flushes_ns, tree.poll_s
         ),
+        observed=seen,
     )
 
 

@@ -51,6 +51,8 @@ def row_of(case: Case, seen: Timed, inside: Inside | None) -> dict[str, Any]:
         "target": target_of(case.op, case.n, case.depth),
         "p50_us": round(quantile(seen.calls_ns, 0.5) / 1000, 1),
         "p99_us": round(quantile(seen.calls_ns, 0.99) / 1000, 1),
+        "client_us": round(median(seen.client_us), 1),
+        "noop_client_us": round(median(seen.noop_client_us), 1),
         "server_us": None if inside is None else inside.usec,
         "calls": None if inside is None else inside.commands,
         "calls_target": _CALLS_MAX.get(case.op) if case.n == 1 else None,
@@ -92,7 +94,7 @@ def text_of(plan: ScriptPlan, rows: list[dict[str, Any]], pinned: int | None) ->
         f"  ratio: to a no-op EVALSHA by the same path in the slice beside ({plan.slice_s * 1000:g} ms, "
         f"{plan.repeats} or more of each); medians, 10 % to 90 % in brackets",
         f"  {'operation':<26}{'depth':>10}{'per s':>12}{'no-op/s':>9}  {'ratio':<22}{'target':<9}{'p50/p99 us':<16}"
-        f"{'in script':<11}redis calls",
+        f"{'client, no-op us':<18}{'in script':<11}redis calls",
     ]
     for row in timed:
         ratio = f"{row['ratio']:.2f} [{row['ratio_p10']:.2f} - {row['ratio_p90']:.2f}]"
@@ -102,9 +104,10 @@ def text_of(plan: ScriptPlan, rows: list[dict[str, Any]], pinned: int | None) ->
         most = "" if row["calls_target"] is None else f" (target {row['calls_target']})"
         rate = f"{row['per_s']:,}" + ("" if row["unit"] == "calls" else " ids")
         spread = f"{row['p50_us']:g}/{row['p99_us']:g}"
+        client = f"{row['client_us']:g}, {row['noop_client_us']:g}"
         lines.append(
             f"  {_name(row):<26}{row['depth']:>10,}{rate:>12}{row['noop_per_s']:>9,}  {ratio:<22}"
-            f"{target:<9}{spread:<16}{script:<11}{calls}{most}"
+            f"{target:<9}{spread:<16}{client:<18}{script:<11}{calls}{most}"
         )
     flat = flatness(rows)
     if flat:

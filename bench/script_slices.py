@@ -11,13 +11,14 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from bench.script_plan import WARM_PAIRS, ScriptPlan
 from bench.script_server import Inside
 
 PAIRS_MAX = 20
 """For a row whose slices end early, because few calls would change what is measured: so many times `repeats`."""
-COUNTED_CALLS = 20
+COUNTED_CALLS = 200
 
 
 def _nothing() -> None:
@@ -50,40 +51,63 @@ class Timed:
     noop_per_s: list[float]
     ratios: list[float]
     calls_ns: list[int]
+    client_us: list[float]
+    """Processor time of this program for one call, in each slice."""
+    noop_client_us: list[float]
 
 
 def timed(case: Case, noop: Callable[[], object], plan: ScriptPlan) -> Timed:
     """Run pairs of slices until `repeats` slices' worth of time was spent in the operation."""
-    per_s: list[float] = []
-    noop_per_s: list[float] = []
+    pairs: list[tuple[_Slice, _Slice]] = []
     calls_ns: list[int] = []
     slice_ns = round(plan.slice_s * 1e9)
     for _ in range(WARM_PAIRS):
         _pair(case, noop, slice_ns, [])
     spent_ns = 0
-    while len(per_s) < plan.repeats or (spent_ns < plan.repeats * slice_ns and len(per_s) < PAIRS_MAX * plan.repeats):
-        noop_rate, count, ns = _pair(case, noop, slice_ns, calls_ns)
-        noop_per_s.append(noop_rate)
-        per_s.append(case.counts * count * 1e9 / ns)
-        spent_ns += ns
-    ratios = [own / idle for own, idle in zip(per_s, noop_per_s, strict=True)]
-    return Timed(per_s=per_s, noop_per_s=noop_per_s, ratios=ratios, calls_ns=sorted(calls_ns))
+    while len(pairs) < plan.repeats or (spent_ns < plan.repeats * slice_ns and len(pairs) < PAIRS_MAX * plan.repeats):
+        pairs.append(_pair(case, noop, slice_ns, calls_ns))
+        spent_ns += pairs[-1][1].ns
+    return Timed(
+        per_s=[case.counts * own.per_s for _, own in pairs],
+        noop_per_s=[idle.per_s for idle, _ in pairs],
+        ratios=[case.counts * own.per_s / idle.per_s for idle, own in pairs],
+        calls_ns=sorted(calls_ns),
+        client_us=[own.client_us for _, own in pairs],
+        noop_client_us=[idle.client_us for idle, _ in pairs],
+    )
 
 
-def _pair(case: Case, noop: Callable[[], object], slice_ns: int, calls_ns: list[int]) -> tuple[float, int, int]:
-    """A slice of the no-op, then one of the case: the rate of the first, calls and ns of the second."""
+class _Slice(NamedTuple):
+    """One slice: how many calls, how long they took together, and how long the processor worked for this program."""
+
+    count: int
+    ns: int
+    cpu_ns: int
+
+    @property
+    def per_s(self) -> float:
+        return self.count * 1e9 / self.ns
+
+    @property
+    def client_us(self) -> float:
+        return self.cpu_ns / 1000 / self.count
+
+
+def _pair(case: Case, noop: Callable[[], object], slice_ns: int, calls_ns: list[int]) -> tuple[_Slice, _Slice]:
+    """A slice of the no-op, then one of the case."""
     case.prepare(case.calls_max)
     noop()  # what prepared has another state of the caches behind it
-    idle, idle_ns = _slice(noop, slice_ns, case.calls_max, [])
-    count, ns = _slice(case.call, slice_ns, case.calls_max, calls_ns)
+    idle = _slice(noop, slice_ns, case.calls_max, [])
+    own = _slice(case.call, slice_ns, case.calls_max, calls_ns)
     case.restore()
-    return idle * 1e9 / idle_ns, count, ns
+    return idle, own
 
 
-def _slice(call: Callable[[], object], slice_ns: int, calls_max: int, calls_ns: list[int]) -> tuple[int, int]:
+def _slice(call: Callable[[], object], slice_ns: int, calls_max: int, calls_ns: list[int]) -> _Slice:
     """Call until the time is up or `calls_max` calls are made. Both sides of a pair pay for the same clock."""
     clock = time.perf_counter_ns
     count = 0
+    cpu_ns = time.process_time_ns()
     begin_ns = before_ns = clock()
     while count < calls_max:
         call()
@@ -93,7 +117,7 @@ def _slice(call: Callable[[], object], slice_ns: int, calls_max: int, calls_ns: 
         count += 1
         if now_ns - begin_ns >= slice_ns:
             break
-    return count, max(1, before_ns - begin_ns)
+    return _Slice(count, max(1, before_ns - begin_ns), time.process_time_ns() - cpu_ns)
 
 
 def counted(case: Case, inside: Callable[[Callable[[], object], int], Inside | None]) -> Inside | None:

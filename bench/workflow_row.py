@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
+from bench import outage_row
 from bench.app import STEPS
 from bench.measured_run import Measured
 from bench.recovery import KILL_BOUND_S
@@ -40,6 +41,7 @@ def row_of(run: Measured) -> dict[str, Any]:
         "resumed": len(run.recovery.resumed),
         "recovered_s": _rounded(run.recovery.max_s),
         "recovered_median_s": _rounded(run.recovery.median_s),
+        **outage_row.columns_of(run),
     }
 
 
@@ -64,7 +66,22 @@ def violations_of(run: Measured) -> list[str]:
             f"{len(late_ones)} workflows of killed workers went on late: after up to {worst:.2f} s, not within "
             f"{KILL_BOUND_S:g} s of the kill ({run.poll_s:g} s where Redis was emptied between)"
         )
-    return found
+    return found + outage_row.violations_of(run)
+
+
+def shares_of(runs: Sequence[Measured]) -> dict[str, float]:
+    """Each worker process's part of the step entries; of several runs with the number of their workers before it."""
+    if len(runs) == 1:
+        return runs[0].entered.shares
+    return {f"{_label(run)}: {name}": part for run in runs for name, part in run.entered.shares.items()}
+
+
+def findings_of(runs: Sequence[Measured]) -> list[str]:
+    """The violations of all runs; of several each line tells which run it is of."""
+    if len(runs) == 1:
+        return violations_of(runs[0])
+    found = [f"{_label(run, 'workers ')}: {line}" for run in runs for line in violations_of(run)]
+    return found if runs[0].observed is None else found + outage_row.slower_of(runs)
 
 
 def text_of(run: Measured, row: dict[str, Any]) -> list[str]:
@@ -92,7 +109,7 @@ def text_of(run: Measured, row: dict[str, Any]) -> list[str]:
         lines.append(_line("each step held", f"{plan.hold_ms} ms, at most {plan.open_max} workflows open"))
     if run.kills:
         lines.append(_line("work of the killed", _resumed_text(row)))
-    return lines
+    return lines + outage_row.lines_of(run)
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
@@ -108,6 +125,13 @@ def _resumed_text(row: dict[str, Any]) -> str:
         f"{row['resumed']} workflows went on after {row['recovered_median_s']:.2f} s (median), "
         f"{row['recovered_s']:.2f} s at most"
     )
+
+
+def _label(run: Measured, of_workers: str = "") -> str:
+    """Which of several runs it is."""
+    if run.observed is not None:
+        return "with the outage" if run.plan.outage else "without"
+    return f"{of_workers}{run.plan.workers}"
 
 
 def _line(what: str, text: str) -> str:

@@ -21,6 +21,7 @@ from kernel import (
     ClaimLost,
     Context,
     Definition,
+    Directive,
     InvalidDefinition,
     KernelError,
     NonRetryable,
@@ -157,7 +158,7 @@ async def _beside(call: Callable[[], Any]) -> Any:
         raise
 
 
-def _told(found: object, limit: int, ctx: Context, progress: Progress) -> Any:
+def _told(found: object, limit: int, ctx: Context, progress: Progress) -> Outcome | Directive:
     """Tell the page that was read: the directive for the next one, or the output after the last."""
     page = checked(found, progress.cursor, limit)
     landmark = progress.landmark if page.next_cursor is None else progress.landmark.passed(page.next_cursor)

@@ -4,6 +4,7 @@ from kernel.app import App, Companion, PortsRequest
 from kernel.business_objects import BusinessObject, BusinessObjects
 from kernel.client import Client, Handle, Superseded
 from kernel.clock import Clock, SystemClock
+from kernel.codec import decode
 from kernel.config import Limit
 from kernel.context import Context, StepCanceled
 from kernel.definition import Definition, Plan, RetryPolicy, Step, plan
@@ -33,7 +34,7 @@ from kernel.errors import (
 )
 from kernel.ids import IdSource, RandomIds, check_id, workflow_id_for
 from kernel.objects import Objects
-from kernel.records import ErrorRecord, Instance, Resume, StepRecord
+from kernel.records import ErrorRecord, Instance, StepRecord
 from kernel.requests import RequestAnswer, Requests, StreamIdentity
 from kernel.signals import Signal, SignalReceipt
 from kernel.states import TERMINAL
@@ -47,9 +48,9 @@ __all__ = [  # noqa: RUF022
     "IdSource", "InputIdentityChanged", "InsideStep", "Instance", "Intent", "InvalidConfig",
     "InvalidDefinition", "InvalidIntent", "InvalidObject", "KernelError", "Limit", "MaxStepRetriesExceeded",
     "NonRetryable", "Objects", "Parked", "Plan", "PortsRequest", "RandomIds", "Refused", "RequestAnswer",
-    "Requests", "ResultTimeout", "Resume", "RetryAfter", "RetryPolicy", "Signal", "SignalReceipt", "Sleep",
+    "Requests", "ResultTimeout", "RetryAfter", "RetryPolicy", "Signal", "SignalReceipt", "Sleep",
     "Step", "StepCanceled", "StepRecord", "StepTimeout", "StreamIdentity", "Superseded", "SystemClock",
     "TERMINAL", "Unavailable", "WaitForSignal", "WorkflowCanceled", "WorkflowFailed", "WorkflowWasCanceled",
-    "Yield", "check_id", "plan", "workflow_id_for",
+    "Yield", "check_id", "decode", "plan", "workflow_id_for",
 ]
 # fmt: on

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -15,21 +15,34 @@ from kernel.errors import InvalidDefinition, UnknownType
 from kernel.ids import check_name
 from kernel.objects import Objects
 
+PORT_MAX = 65_535
+
 
 class Companion(msgspec.Struct, frozen=True):
     """A process that lives beside the workers: forked, watched and restarted like any child (INTERFACES).
 
-    `role` is `module:function`; it is handed a listening socket, and the others learn its URL by `name`.
+    `role` is `module:function`; it is handed a listening socket on the loopback, at `port` or, for 0, at any free one.
+    The others learn its URL by `name`. Raises InvalidName and InvalidDefinition.
+
+    `stop` says when it is told to end. `after_workers`: activities may need it while they drain. `with_workers`: it
+    only serves people, so it drains beside the workers within the same grace time, and neither waits for the other
+    (shd-concurrent-callbacks).
     """
 
     name: str
     role: str
+    port: int = 0
+    stop: Literal["after_workers", "with_workers"] = "after_workers"
 
     def __post_init__(self) -> None:
         check_name(self.name, "Companion.name")
         module, colon, function = self.role.partition(":")
         if not (module and colon and function):
             raise InvalidDefinition(f"companion {self.name!r}: role {self.role!r} is not of the form module:function")
+        if not 0 <= self.port <= PORT_MAX:
+            raise InvalidDefinition(f"companion {self.name!r}: port {self.port} is not 0–{PORT_MAX}")
+        if self.stop not in ("after_workers", "with_workers"):
+            raise InvalidDefinition(f"companion {self.name!r}: stop {self.stop!r} is not after_workers or with_workers")
 
 
 class PortsRequest(msgspec.Struct, frozen=True):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, Literal, cast
 
 import msgspec
@@ -24,7 +25,8 @@ from kernel.dispatch import Snapshot, round_of, rounds_of
 from kernel.engine.commit import fresh_commit_id, settled
 from kernel.engine.inbox import Inbox
 from kernel.engine.matching import proofs
-from kernel.engine.ports import Event, ReadyQueue
+from kernel.engine.ports import Event, Observer, ReadyQueue
+from kernel.engine.telling import Note, silent, superseded, tell
 from kernel.errors import (
     BadReturn,
     CoordinationRejected,
@@ -32,7 +34,6 @@ from kernel.errors import (
     DefinitionMismatch,
     InputIdentityChanged,
     InvalidInput,
-    InvalidPriority,
     OutcomeUnknown,
     Refused,
     StoreUnavailable,
@@ -42,7 +43,7 @@ from kernel.ids import IdSource, check_id, workflow_id_for
 from kernel.progress import Progress
 from kernel.records import Instance, to_instance
 from kernel.signals import Signal, SignalReceipt
-from kernel.states import FAILED, PRIORITIES, TERMINAL
+from kernel.states import FAILED, TERMINAL, lane_of
 from kernel.store.conditional import Insert, Inserted
 from kernel.store.protocol import Store
 from kernel.store.tables import INSTANCES
@@ -109,6 +110,7 @@ class Client(Closing):
         *,
         input_bytes_max: int,
         streams: ClientStreams | None = None,
+        observer: Observer | None = None,
         closers: Sequence[Callable[[], None]] = (),
     ) -> None:
         super().__init__(closers)
@@ -119,7 +121,9 @@ class Client(Closing):
         self._streams = streams
         self.progress = Progress(store, clock, pause, streams)
         self._input_bytes_max = input_bytes_max
-        self._inbox = Inbox(store, self._enqueue, self._commit_id, pause)
+        self._note: Note = silent if observer is None else partial(tell, observer)
+        self._inbox = Inbox(store, self._enqueue, self._commit_id, pause, self._note)
+        self.watch_deliveries = self._inbox.watch
 
     # --- starting --------------------------------------------------------------------------------------
 
@@ -177,6 +181,7 @@ class Client(Closing):
             if isinstance(answer, Inserted):
                 fresh.append(Handle(self, to_instance(answer.document), "created"))
                 handles.append(fresh[-1])
+                self._note("workflow.created", instance=fresh[-1].instance)
             else:
                 handles.append(self.start_or_resume(plan, biz_key=key, input=value, priority=priority))
         self._activated(plan, fresh)
@@ -237,9 +242,10 @@ class Client(Closing):
             return None
         return to_instance(document)
 
-    @staticmethod
-    def _created(insert: Insert) -> tuple[Branch, Instance]:
-        return "created", to_instance(insert.document)
+    def _created(self, insert: Insert) -> tuple[Branch, Instance]:
+        instance = to_instance(insert.document)
+        self._note("workflow.created", instance=instance)
+        return "created", instance
 
     def _existing(
         self, plan: Plan, found: Instance, insert: Insert, round_: str | None, before_write: Callable[[], None]
@@ -278,7 +284,11 @@ class Client(Closing):
         else:
             return "definition_mismatch", instance
         document = settled(self._store, transition)
-        return None if document is None else ("replayed", to_instance(document))
+        if document is None:
+            return None
+        replayed = to_instance(document)
+        self._note("workflow.replayed", instance=replayed)
+        return "replayed", replayed
 
     @staticmethod
     def _check_identity(plan: Plan, instance: Instance, data: bytes) -> None:
@@ -297,8 +307,12 @@ class Client(Closing):
         """Best effort upwards, in any live status (sor-priority-any-status); never down."""
         if lane >= instance.business_priority or instance.status in TERMINAL:
             return instance  # a replay lowers the number in its own write
-        settled(self._store, transitions.raise_priority(instance.workflow_id, lane))
-        return self.get(instance.workflow_id) or instance
+        document = settled(self._store, transitions.raise_priority(instance.workflow_id, lane))
+        if document is None:
+            return self.get(instance.workflow_id) or instance
+        raised = to_instance(document)
+        self._note("workflow.raised", instance=raised)
+        return raised
 
     # --- signals ---------------------------------------------------------------------------------------
 
@@ -333,9 +347,11 @@ class Client(Closing):
         self._inbox.mark_consumed(workflow_id)
         document = settled(self._store, transitions.supersede(workflow_id, commit_id=self._commit_id()))
         if document is not None:
+            ended = to_instance(document)
+            superseded(self._note, ended)
             if self._streams is not None:
-                self._streams.finish_now(to_instance(document))
-            return Superseded(True, document["status"])
+                self._streams.finish_now(ended)
+            return Superseded(True, ended.status)
         instance = self.get(workflow_id)
         return Superseded(False, None if instance is None else instance.status)
 
@@ -345,7 +361,9 @@ class Client(Closing):
         document = settled(self._store, transitions.unpark(workflow_id, commit_id=self._commit_id()))
         if document is None:
             return False
-        self._enqueue([to_instance(document)])
+        instance = to_instance(document)
+        self._note("workflow.unparked", instance=instance)
+        self._enqueue([instance])
         return True
 
     # --- reading ---------------------------------------------------------------------------------------
@@ -378,12 +396,3 @@ class Client(Closing):
 
     def _commit_id(self) -> str:
         return fresh_commit_id(self._ids)
-
-
-def lane_of(priority: int | str) -> int:
-    """The lane of a business priority: realtime, async, background, compensation, or 0–3 (B-43)."""
-    if isinstance(priority, str) and priority in PRIORITIES:
-        return PRIORITIES[priority]
-    if isinstance(priority, int) and not isinstance(priority, bool) and 0 <= priority < len(PRIORITIES):
-        return priority
-    raise InvalidPriority(f"priority: {priority!r} is neither 0–3 nor one of {', '.join(PRIORITIES)}")

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import msgspec
 from msgspec import Meta
@@ -26,7 +27,7 @@ Seconds = Annotated[float, Meta(gt=0, le=31_536_000)]
 Count = Annotated[int, Meta(ge=0, le=1_000_000)]
 Positive = Annotated[int, Meta(ge=1, le=1_000_000)]
 
-SECRETS = frozenset({"mongodb_uri", "redis_url"})
+SECRETS = frozenset({"mongodb_uri", "observe_mongodb_uri", "redis_url"})
 _CONVENTIONAL = {"mongodb_uri": ("MONGODB_URI", "MONGO_URI"), "redis_url": ("REDIS_URL", "VALKEY_URL")}
 
 
@@ -95,8 +96,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     permit_lease_s: Annotated[float, Meta(ge=0.1, le=3600)] = 30.0
     """How long a place of a resource is held without renewal; renewed at a third of it (prm-lease)."""
     permit_wait_s: Annotated[float, Meta(ge=0.05, le=600)] = 30.0
-    """The net beneath a hand-over: who was refused for concurrency asks again by itself after that time, times its
-    place in line over the limit, and after 600 s at most (prm-retry-delay)."""
+    """The net beneath a hand-over: who was refused asks again after that time, times its place in line over the limit,
+    and after 600 s at most (prm-retry-delay)."""
 
     stream_flush_s: Seconds = 0.1
     """How long text for a client's stream is gathered into one frame (sse-aggregate)."""
@@ -111,14 +112,26 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     stream_read_out_s: Seconds = 60.0
     """How long frames live after the terminal frame (sse-ttl-terminal)."""
     stream_kept_s: Seconds = 240.0
-    """How long generation and terminal reference live after the end, for readers who come back. Later ones get the end
-    and the result from the store."""
+    """How long generation and terminal reference live after the end; who comes later gets the end from the store."""
     stream_poll_s: Annotated[float, Meta(ge=0.01, le=60)] = 1.0
     """The net beneath wakeups: a reader looks for frames at least so often."""
     stream_check_s: Annotated[float, Meta(ge=0.05, le=600)] = 5.0
     """How often a reader asks the store whether the workflow has ended (sse-terminal-retry)."""
     stream_heartbeat_s: Annotated[float, Meta(ge=0.1, le=600)] = 15.0
     """A reader without news gets a heartbeat so often, so that no proxy takes its connection for dead (A82)."""
+
+    observe: Literal["on", "off"] = "on"
+    """Keep snapshots of workflows and their attempts for the operator's views; nothing that runs work needs them."""
+    observe_mongodb_uri: str | None = None
+    """Where they are kept, if not beside the durable store. Without MongoDB: a file of its own in the data folder."""
+    observe_queue: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
+    """Events that may wait in one process; beyond it they are dropped and counted (obs-nonblocking)."""
+    observe_batch: Annotated[int, Meta(ge=1, le=10_000)] = 256
+    """Events that one write takes at most (obs-batch)."""
+    observe_flush_s: Annotated[float, Meta(ge=0.01, le=60)] = 0.25
+    """An event is written no later than this after it was noted, while the store answers."""
+    observe_keep_s: Seconds = 30 * 86_400.0
+    """How long the snapshot and the attempts of a workflow are kept after its end."""
 
     lane_weights: tuple[Positive, Positive, Positive, Positive] = (8, 6, 4, 2)
     lane_burst: Count = 8
@@ -134,6 +147,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     restart_max_s: Seconds = 30.0
     restart_give_up: Positive = 5
     restart_stable_s: Seconds = 10.0
+
+    metrics: int | str | None = None
+    """Where `/metrics`, `/livez`, `/readyz` are served: a loopback port (0: any), or "HOST:PORT"; else nowhere."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "text", "json"] = "auto"
@@ -157,7 +173,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """Where one value came from: `flag`, `env KERNEL_X`, `file PATH` or `default`."""
+    """Where one value came from: `flag`, `env KERNEL_X`, `file PATH:LINE` or `default`."""
 
     text: str
 
@@ -177,8 +193,7 @@ def load(
 ) -> Loaded:
     """Read, merge and check all sources. Raises InvalidConfig with one line that names setting and rule.
 
-    `flags` holds only what was given on the command line (None values are ignored). `file` defaults to
-    `kernel.toml` in the working directory when that exists; a file that was asked for must exist.
+    None among `flags` is not given. `file` defaults to the working directory's `kernel.toml`, if there is one.
     """
     environ = os.environ if environ is None else environ
     values: dict[str, Any] = {}
@@ -193,15 +208,42 @@ def load(
 
 def _from_file(file: str | Path | None) -> list[tuple[str, object, str]]:
     path = Path(file) if file is not None else Path("kernel.toml")
-    if file is None and not path.is_file():
+    if file is None and not os.path.lexists(path):
         return []
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        text, mode = path.read_text(encoding="utf-8"), path.stat().st_mode
+        table = tomllib.loads(text)
     except OSError as error:
         raise InvalidConfig(f"config file {path}: {error.strerror or 'can not be read'}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidConfig(f"config file {path}: {error}") from None
-    return [(_known(name, f"file {path}"), raw, f"file {path}") for name, raw in table.items()]
+    places = {name: f"file {path}:{line}" for name, line in _lines_of(table, text).items()}
+    for name in SECRETS & table.keys():
+        if mode & 0o077 and re.search("@|password", str(table[name]), re.IGNORECASE):
+            raise InvalidConfig(f"{name} ({places[name]}): holds a password that others may read: chmod 600 {path}")
+    return [(_known(name, places[name]), raw, places[name]) for name, raw in table.items()]
+
+
+def _lines_of(names: Iterable[str], text: str) -> dict[str, int]:
+    """In which line of a correct TOML file each top-level name first appears, as a key or as a table's header."""
+    found = dict.fromkeys(names, 1)
+    lines = [f"{line}\n" for line in text.split("\n")]
+    for name in found:
+        start = re.compile(rf"""\s*(\[\s*)?(["']?){re.escape(name)}\2\s*[=.\]]""")
+        for number, line in enumerate(lines):
+            if start.match(line) and _is_whole("".join(lines[:number])):
+                found[name] = number + 1
+                break
+    return found
+
+
+def _is_whole(text: str) -> bool:
+    """Whether a value ends where this text does: what follows is then no line inside a longer one."""
+    try:
+        tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return False
+    return True
 
 
 def _from_environment(environ: Mapping[str, str]) -> list[tuple[str, object, str]]:
@@ -233,6 +275,8 @@ def _known(name: str, origin: str) -> str:
 def _converted(name: str, raw: object, origin: str) -> Any:
     wanted = next(f.type for f in msgspec.structs.fields(Config) if f.name == name)
     if isinstance(raw, str) and wanted is not str:
+        if getattr(wanted, "__origin__", None) is int and not raw.lstrip("+-").isdecimal():  # "1e3" is 1000 to msgspec
+            raise InvalidConfig(f"{name} ({origin}): a whole number is expected, got {raw!r}")
         raw = _from_text(raw, wanted)
     if name == "limits":
         return _limits(raw, origin)
@@ -285,6 +329,8 @@ def _check_relations(config: Config) -> None:
         raise InvalidConfig("lane_weights: at most 100 together; lane_burst: at most 99")
     if not config.data_dir.strip() or "\0" in config.data_dir:
         raise InvalidConfig("data_dir: must name a folder")
+    if config.metrics is not None:
+        metrics_address(config.metrics)
     if config.app is not None and not _is_app_path(config.app):
         raise InvalidConfig(f"app: {config.app!r} is not of the form package.module:attribute")
 
@@ -294,9 +340,58 @@ def _is_app_path(text: str) -> bool:
     return bool(colon) and all(part.isidentifier() for part in (*module.split("."), *attribute.split(".")))
 
 
+def metrics_address(value: int | str) -> tuple[str, int]:
+    """Host and port of the setting `metrics`: `9100`, `"127.0.0.1:9100"`, `"[::]:9100"`. Raises InvalidConfig."""
+    host, _, port = str(value).rpartition(":")
+    name = host[1:-1] if host[:1] == "[" and host[-1:] == "]" else host
+    is_plain = port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) <= 65_535
+    if not is_plain or (":" in name) != (name != host) or (str(value).startswith(":")):
+        raise InvalidConfig(
+            f'metrics: {value!r} is neither a port from 0 to 65535 nor "HOST:PORT"; a port alone is one of 127.0.0.1, '
+            '"0.0.0.0:9100" serves every address of this machine'
+        )
+    return name or "127.0.0.1", int(port)
+
+
+def share_metrics_in(folder: Path) -> None:
+    """Where prometheus-client keeps the files that processes share: it asks the environment, and nothing else."""
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
+
+
+def traces_are_wanted(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether the environment names a receiver of OpenTelemetry traces, by the standard's variables."""
+    environ = os.environ if environ is None else environ
+    names = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    is_off = environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or environ.get("OTEL_TRACES_EXPORTER") == "none"
+    return any(environ.get(name) for name in names) and not is_off
+
+
 def user_runtime_dir() -> str:
     """The user's private folder for sockets as the session manager names it; empty where there is none."""
     return os.environ.get("XDG_RUNTIME_DIR", "")
+
+
+class ServiceManagerAddress(NamedTuple):
+    """Where a service manager listens for sd_notify, and within how many µs it wants to hear that we live."""
+
+    socket: str
+    watchdog_us: int | None
+
+
+def service_manager(environ: Mapping[str, str] | None = None) -> ServiceManagerAddress | None:
+    """The service manager that started this very process, as its environment tells; None without one."""
+    environ = os.environ if environ is None else environ
+    address = environ.get("NOTIFY_SOCKET", "")
+    if address[:1] not in ("/", "@"):
+        return None
+    period = environ.get("WATCHDOG_USEC", "")
+    is_meant = environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+    return ServiceManagerAddress(address, int(period) if period.isdigit() and int(period) and is_meant else None)
+
+
+def is_plain_terminal() -> bool:
+    """Whether the user wants text without colours, by the two signs that programs agree on."""
+    return bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
 
 
 def setting_choices(name: str) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ a subscriber can be addressed before its instance exists (DECISIONS detail 21).
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 import re
 import secrets
@@ -38,7 +39,7 @@ class RandomIds:
         self._jitter = random.Random(secrets.randbits(64))
 
     def token(self) -> str:
-        return secrets.token_hex(16)
+        return os.urandom(16).hex()
 
     def fraction(self) -> float:
         return self._jitter.random()

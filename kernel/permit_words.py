@@ -44,7 +44,7 @@ class Owner(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        return f"{self.pair}{_FIELD}{self.claim_token}"
+        return f"{self.workflow_id}{_FIELD}{self.step}{_FIELD}{self.claim_token}"
 
 
 class Permit(msgspec.Struct, frozen=True):

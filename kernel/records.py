@@ -72,14 +72,24 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     failures: int = 0
     takeovers: int = 0
     elapsed_ms: int = 0
+    """How long the activity ran in the last attempt, all its invocations together (stp-error-recorded)."""
+    executed_ms: int = 0
+    """The same of all attempts in this run that were committed (lat-split)."""
     external_wait_ms: int = 0
+    """Waits of this run that are over: until the poll time or the signal, not until somebody goes on (lat-external)."""
     traffic_wait_ms: int = 0
     traffic_wait_count: int = 0
     traffic_since_time: int | None = None
     """Since when it waits for a permit; `traffic_wait_ms` grows by that wait when it is entered (prm-traffic-ms)."""
     due_time: int | None = None
     """A pending step may not start earlier: retry back-off or permit wait."""
+    ready_time: int | None = None
+    """Since when it could have run: its last dependency was complete, or the run began. Known from its first entry, or
+    its first refusal of a permit."""
+    failed_time: int | None = None
+    """When its last attempt failed, until another is entered."""
     started_time: int | None = None
+    """When it was entered last."""
     finish_time: int | None = None
     worker_id: str | None = None
     stuck_attempt: int | None = None
@@ -98,6 +108,10 @@ class FinalizerRecord(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     error: ErrorRecord
     next_time: int
+    since_time: int | None = None
+    """When it failed; None in a row that is older than this field."""
+    what: str | None = None
+    """`prepare`, `success finalizer` or `failure finalizer`; None in a row that is older than this field."""
 
 
 class ParkedRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,6 +172,11 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     revision: int
     deaths: int
     created_time: int
+    run_time: int | None = None
+    """From when on the present run could be worked at, where that is not `created_time`: the end of a start delay, or
+    the replay. All figures of the run count from there."""
+    finalizing_ms: int = 0
+    """How long finalizers of this run ran."""
     claimable_time: int | None = None
     """Earliest time somebody may act: due time, lease end while claimed, earliest poll time while waiting."""
     claim_token: str | None = None
@@ -204,12 +223,26 @@ def to_document(record: msgspec.Struct) -> Document:
     return document
 
 
+_PLAIN = frozenset({str, int, float, bool, bytes})
+
+
 def _without_nulls(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list | tuple):
-        return [_without_nulls(item) for item in value]
+    kind = type(value)
+    if kind is dict:
+        return {
+            key: item if type(item) in _PLAIN else _without_nulls(item)
+            for key, item in value.items()
+            if item is not None
+        }
+    if kind is list or kind is tuple:
+        return [item if type(item) in _PLAIN else _without_nulls(item) for item in value]
     return value
+
+
+def bears_mark(document: Mapping[str, Any], commit_id: str | None) -> bool:
+    """Whether the row bears the mark of that very write. In a damaged row, whose marks are no list, none is."""
+    marks = document.get("commit_ids")
+    return isinstance(marks, list | tuple) and commit_id in marks
 
 
 def to_instance(document: Mapping[str, Any]) -> Instance:

@@ -29,13 +29,13 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from kernel.business_objects import BusinessObject, BusinessObjects
-from kernel.client import lane_of
 from kernel.codec import decode
 from kernel.definition import Definition, Plan, plan_of
 from kernel.dispatch import DISPATCHED, INTENT_VERSION, PENDING, REFUSED, Intent
 from kernel.errors import CheckpointError, InputIdentityChanged, InvalidId, InvalidIntent, KernelError, UnknownVersion
 from kernel.ids import IdSource, RandomIds, check_id, workflow_id_for
 from kernel.intents import OBJECT_FIELD, Registrar, check_carries, check_intent, register, snapshot
+from kernel.states import lane_of
 
 log = logging.getLogger("kernel.requests")
 

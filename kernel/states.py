@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from kernel.errors import InvalidPriority
+
 InstanceStatus = Literal["running", "waiting", "failing", "completed", "failed", "canceled"]
 StepStatus = Literal["pending", "running", "waiting", "completed", "skipped", "failed"]
 
@@ -51,3 +53,12 @@ STEP_ENTERABLE: tuple[StepStatus, ...] = (STEP_PENDING, STEP_RUNNING)
 LANES = 4
 PRIORITIES = {"realtime": 0, "async": 1, "background": 2, "compensation": 3}
 """Business priorities by name; the number is the lane, and the smaller one is the higher priority (lane-meaning)."""
+
+
+def lane_of(priority: int | str) -> int:
+    """The lane of a business priority: realtime, async, background, compensation, or 0–3 (B-43)."""
+    if isinstance(priority, str) and priority in PRIORITIES:
+        return PRIORITIES[priority]
+    if isinstance(priority, int) and not isinstance(priority, bool) and 0 <= priority < len(PRIORITIES):
+        return priority
+    raise InvalidPriority(f"priority: {priority!r} is neither 0–3 nor one of {', '.join(PRIORITIES)}")

@@ -10,17 +10,19 @@ import sys
 
 import msgspec
 
-from kernel.config import Config
+from kernel.config import Config, service_manager
 from kernel.errors import InvalidConfig, KernelError
 from supervisor import run_dir
+from supervisor.exposing import lacking_packages
 from supervisor.log_format import one_line
 from supervisor.log_setup import TreeLog, open_log
 from supervisor.os_signals import SignalPipe
 from supervisor.redaction import Redactor
 from supervisor.roles import Companion, Roles
+from supervisor.service_manager import ServiceManager
 from supervisor.tree import Outcome, Tree
 
-EXIT_USAGE = 2
+EXIT_USAGE, EXIT_MISSING = 2, 78
 _LAST_LINES_S = 1.0
 
 
@@ -45,6 +47,9 @@ def boot(config: Config, signals: SignalPipe, program: Program | None = None, *,
 def _run(config: Config, program: Program, lifeline_fd: int | None, signals: SignalPipe) -> Outcome:
     if not (program.companions or config.workers or config.dispatchers):
         raise InvalidConfig("workers, dispatchers: both are 0, there is nothing to run")
+    lacking = None if config.metrics is None else lacking_packages()
+    if lacking is not None:
+        return Outcome(EXIT_MISSING, lacking)
     folder = run_dir.take(config.data_dir)
     outcome: Outcome | None = None
     try:
@@ -59,6 +64,9 @@ def _run(config: Config, program: Program, lifeline_fd: int | None, signals: Sig
             companions=program.companions,
             lifeline_fd=lifeline_fd,
         )
+        manager = service_manager() if lifeline_fd is None else None
+        if manager is not None:
+            tree.loop.call_in(0, ServiceManager(manager, tree.loop, tree.status).watch)
         outcome = tree.run()
     finally:
         folder.release(untouched=outcome is None or outcome.code not in (0, 1))

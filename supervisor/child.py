@@ -40,8 +40,9 @@ from supervisor.messages import (
     to_child,
 )
 
-ORPHAN_DRAIN_S = 4.0
-"""How long a child may drain after the supervisor was killed; 0.3 s later the guardian ends it."""
+ORPHAN_DRAIN_S = 3.3
+"""How long a child may drain after the supervisor was killed. Then it hastens: it gives back what it holds, for which
+it has 1 s until the guardian ends it."""
 HASTEN_S = 1.1
 _SEND_LIMIT_S = 0.5
 
@@ -50,12 +51,14 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """What the role shall do now.
 
     `drain`: take nothing new, end what runs, return within `deadline_s` seconds from now.
-    `hasten`: give up what still runs and return within `deadline_s`.
+    `hasten`: give up what still runs and return within `deadline_s`. `orphaned`: the supervisor is dead, so that nobody
+    will prove this end: a worker gives its claims back itself, or their leases count a death that it did not die.
     `owner_dead`: release the claims of `worker_id` (`cause`: `death` or `ordered`), then `link.acknowledge(notice_id)`.
     """
 
     kind: Literal["drain", "hasten", "owner_dead"]
     deadline_s: float = 0.0
+    orphaned: bool = False
     worker_id: str = ""
     cause: Cause = "death"
     notice_id: int = 0
@@ -102,6 +105,7 @@ class ChildLink:
         self._ordered = 0  # stop orders of the supervisor
         self._terms = 0  # SIGTERMs
         self._orphaned = False
+        self._hasten_at_s: float | None = None  # an orphan gives the order itself
         self._deadline_s = config.drain_s
         self._term_reader, self._term_writer = os.pipe()
         os.set_blocking(self._term_reader, False)
@@ -126,15 +130,19 @@ class ChildLink:
         """Wait for the next order, at most `timeout_s` seconds (None: for ever). None when none came."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._orders:
-            remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
+            ends = [at_s for at_s in (deadline, self._hasten_at_s) if at_s is not None]
+            remaining = max(0.0, min(ends) - time.monotonic()) if ends else None
             ready = self._poll.poll(None if remaining is None else remaining * 1000)
             for fd, _ in ready:
                 if fd == self._term_reader:
                     self._terms += len(os.read(fd, 4096))
                 else:
                     self._receive()
+            now_s = time.monotonic()
+            if self._hasten_at_s is not None and now_s >= self._hasten_at_s:
+                self._ordered, self._hasten_at_s = 2, None
             self._note_stop()
-            if not ready and remaining is not None and not self._orders:
+            if not ready and deadline is not None and now_s >= deadline and not self._orders:
                 return None
         return self._orders.popleft()
 
@@ -148,6 +156,7 @@ class ChildLink:
         if not data:
             # The death signal follows this end, so that it is not taken for an order of its own.
             self._orphaned = True
+            self._hasten_at_s = time.monotonic() + ORPHAN_DRAIN_S
             self._ordered = min(self._told + 1, 2)
             self._poll.unregister(self._socket)
             return
@@ -174,7 +183,8 @@ class ChildLink:
         if wanted == 1:
             self._orders.appendleft(Order(kind="drain", deadline_s=self._deadline_s))
         else:
-            self._orders.appendleft(Order(kind="hasten", deadline_s=min(HASTEN_S, self._deadline_s)))
+            deadline_s = min(HASTEN_S, self._deadline_s)
+            self._orders.appendleft(Order(kind="hasten", deadline_s=deadline_s, orphaned=self._orphaned))
 
     def ready(self) -> None:
         """Say that the role has started. Before this a death counts as a failed start."""

@@ -6,6 +6,7 @@ What goes wrong is one line on stderr that begins with `error:`.
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +26,13 @@ json_option = click.option("--json", "as_json", is_flag=True, help="One JSON obj
 
 _LAZY = {
     "demo": Lazy("asr_demo.live:main", "Run the bundled example."),
+    "config": Lazy("supervisor.cli_config:config", "Show and check the settings."),
+    "doctor": Lazy("supervisor.ops_doctor:doctor", "Look at everything that a tree needs, and say what is wrong."),
     "bench": Lazy("bench.cli:main", "Measure scripts, workflows and fan-outs."),
     "dispatch": Lazy("supervisor.ops_dispatch:dispatch", "Accepted work that is not registered yet."),
+    "lanes": Lazy("supervisor.ops_lanes:lanes", "What is due in each lane, and which of them does not move."),
     "limits": Lazy("supervisor.ops_limits:limits", "What resources allow, who holds them, who waits."),
-    "workflow": Lazy("supervisor.ops:workflow", "Start workflows, see and steer them."),
+    "workflow": Lazy("supervisor.ops:workflow", "Find workflows, see what they wait for, start and steer them."),
 }
 
 
@@ -54,6 +58,7 @@ def cli() -> None:
 @click.option(
     "--durability", metavar="full|normal", help="What a commit to the embedded store survives (default full)."
 )
+@click.option("--metrics", metavar="PORT", help="Serve /metrics, /livez and /readyz there (default: nowhere).")
 @click.option("--drain", "drain_s", metavar="SECONDS", help="Grace time of a stop (default 25).")
 @click.option("--lease", "lease_s", metavar="SECONDS", help="Lease of a claim (default 30).")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error (default info).")
@@ -98,45 +103,29 @@ def stop(data_dir: str | None, config_file: str | None, timeout_s: float | None)
 @config_option
 @json_option
 @click.option("--watch", is_flag=True, help="Again every second, until interrupted or until the tree ends.")
-def status(data_dir: str | None, config_file: str | None, as_json: bool, watch: bool) -> None:
-    """Show every child. Exit 3 when something is not running."""
-    from supervisor.status_command import show  # loads psutil
+@click.option(
+    "--wait",
+    type=click.Choice(["ready", "stopped"]),
+    metavar="ready|stopped",
+    help="First wait until all runs, or has ended.",
+)
+@click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(min=0), metavar="SECONDS", help="How long --wait may take."
+)
+def status(
+    data_dir: str | None, config_file: str | None, as_json: bool, watch: bool, wait: str | None, timeout_s: float | None
+) -> None:
+    """Show every child. Exit 3 when something is not running; 1 when --wait stopped takes too long."""
+    from supervisor.status_command import show, wait_for  # loads psutil
 
-    sys.exit(show(_data_dir(data_dir, config_file), as_json=as_json, watch=watch))
-
-
-@cli.group()
-def config() -> None:
-    """Show and check the settings."""
-
-
-@config.command("show")
-@config_option
-@click.option("--origin", is_flag=True, help="Also where each value came from.")
-@json_option
-def config_show(config_file: str | None, origin: bool, as_json: bool) -> None:
-    """Print every setting in force; secrets are masked."""
-    import msgspec
-
-    loaded = _loaded(config_file, {})
-    if as_json:
-        settings = {
-            name: {"value": msgspec.to_builtins(loaded.config.shown(name)), "origin": found.text}
-            for name, found in loaded.origins.items()
-        }
-        click.echo(msgspec.json.encode({"v": 1, "settings": settings}).decode())
-        return
-    for name, found in loaded.origins.items():
-        line = f"{name} = {msgspec.json.encode(loaded.config.shown(name)).decode()}"
-        click.echo(f"{line:<48}  ({found.text})" if origin else line)
-
-
-@config.command("check")
-@config_option
-def config_check(config_file: str | None) -> None:
-    """Read all sources and say whether they are right."""
-    _loaded(config_file, {})
-    click.echo("the settings are right")
+    if wait is None and timeout_s is not None:
+        raise click.UsageError("--timeout: says how long --wait may take")
+    if wait is not None and watch:
+        raise click.UsageError("--wait and --watch: one of them")
+    folder = _data_dir(data_dir, config_file)
+    if wait is None:
+        sys.exit(show(folder, as_json=as_json, watch=watch))
+    sys.exit(wait_for(folder, "ready" if wait == "ready" else "stopped", timeout_s, as_json=as_json))
 
 
 @cli.group()
@@ -173,6 +162,10 @@ def _data_dir(data_dir: str | None, config_file: str | None) -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of the command; ends the process."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # What a narrow terminal can not show is written out: an id of others must not end the command.
+            stream.reconfigure(errors="backslashreplace")
     try:
         found = cli.main(arguments, prog_name="kernel-supervisor", standalone_mode=False)
         sys.exit(found if isinstance(found, int) else 0)
@@ -206,9 +199,10 @@ def _exit_code_of(error: Exception) -> int | None:
 
 
 def _say(line: str) -> None:
+    from supervisor.log_format import one_line  # loads msgspec
     from supervisor.redaction import Redactor  # loads the settings' module
 
-    click.echo(f"error: {' '.join(Redactor()(line).split())}", err=True)
+    click.echo(f"error: {one_line(' '.join(Redactor()(line).split()))}", err=True)
 
 
 if __name__ == "__main__":

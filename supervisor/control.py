@@ -104,7 +104,7 @@ class _Client:
         self._gone = gone
         self._received = b""
         self._to_send = b""
-        self._timer: Timer = loop.call_in(PATIENCE_MS, self.close)
+        self._timer: Timer = loop.call_in(PATIENCE_MS, self._lose_patience)
         connection.setblocking(False)
         loop.watch(connection.fileno(), READ, self._read)
 
@@ -132,7 +132,15 @@ class _Client:
     def _renew_patience(self) -> None:
         self._timer.cancel()
         if not self.waits:
-            self._timer = self._loop.call_in(PATIENCE_MS, self.close)
+            self._timer = self._loop.call_in(PATIENCE_MS, self._lose_patience)
+
+    def _lose_patience(self) -> None:
+        """Unless it was this process that stood still, and what the client has said lies there unread."""
+        over = self._timer
+        if not self._to_send:
+            self._read()
+        if self._timer is over:
+            self.close()
 
     def send(self, reply: dict[str, Any]) -> None:
         self._to_send += msgspec.json.encode({"v": VERSION, **reply}) + b"\n"

@@ -29,23 +29,31 @@ class ControlClient:
     def __init__(self, data_dir: str | Path, timeout_s: float = 5.0) -> None:
         path = Path(data_dir).absolute()
         run_file = read_run_file(path)
-        address = run_file.control if run_file is not None else str(path / CONTROL_NAME)
+        self._address = run_file.control if run_file is not None else str(path / CONTROL_NAME)
         self._nobody = f"no supervisor is running in {path}"
+        self._timeout_s = timeout_s
+        self._open()
+
+    def _open(self) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.settimeout(timeout_s)
+        self._socket.settimeout(self._timeout_s)
         self._received = b""
         try:
-            self._connect(address, time.monotonic() + timeout_s)
+            self._connect(time.monotonic() + self._timeout_s)
         except (OSError, ValueError) as error:
             self._socket.close()
             if isinstance(error, TimeoutError):
                 raise
             raise NoSupervisor(self._nobody) from None
 
-    def _connect(self, address: str, deadline: float) -> None:
+    def _open_again(self) -> None:
+        self._socket.close()
+        self._open()
+
+    def _connect(self, deadline: float) -> None:
         while True:
             try:
-                self._socket.connect(address)
+                self._socket.connect(self._address)
                 return
             except BlockingIOError:
                 # Its queue of connections is full: it is there, and busy or stopped.
@@ -54,17 +62,31 @@ class ControlClient:
                 select.poll().poll(20)
 
     def request(self, op: str, **parameters: object) -> dict[str, Any]:
-        """Ask and return the answer. Raises Refused with the supervisor's reason, NoSupervisor when it is gone."""
-        try:
-            self._socket.sendall(msgspec.json.encode({"v": VERSION, "op": op, **parameters}) + b"\n")
-        except OSError:
-            raise NoSupervisor(self._nobody) from None
-        reply = self._read_line()
+        """Ask and return the answer. Raises Refused with the supervisor's reason, NoSupervisor when it is gone.
+
+        A connection that ends without an answer proves nothing: the supervisor dismisses whoever is silent for long,
+        as a process is that stands still, and whoever comes while too many are there. Only where nobody listens is
+        nobody there. So the question is put once more, but for an order that must not be carried out twice.
+        """
+        question = msgspec.json.encode({"v": VERSION, "op": op, **parameters}) + b"\n"
+        reply = self._answer(question)
         if reply is None:
-            raise NoSupervisor(self._nobody)
+            self._open_again()
+            reply = None if op == "kill_child" else self._answer(question)
+        if reply is None:
+            raise TimeoutError
         if not reply.get("ok"):
             raise Refused(str(reply.get("error", "the supervisor refused")))
         return reply
+
+    def _answer(self, question: bytes) -> dict[str, Any] | None:
+        try:
+            self._socket.sendall(question)
+        except TimeoutError:
+            raise
+        except OSError:
+            return None
+        return self._read_line()
 
     def stop(self, timeout_s: float | None) -> int | None:
         """Order the end and wait until the process is gone; its exit status, None if it was killed meanwhile.
@@ -85,13 +107,18 @@ class ControlClient:
                 os.close(pidfd)
         return None if reply is None else int(reply["exit"])
 
-    def is_closed_within(self, limit_s: float) -> bool:
-        """Wait for the supervisor to close this connection, or for `limit_s`."""
+    def is_gone_within(self, limit_s: float) -> bool:
+        """Wait for the supervisor to end, or for `limit_s`: then it closes this connection, and nobody listens."""
         self._socket.settimeout(limit_s)
         try:
-            return self._read_line() is None
+            if self._read_line() is not None:
+                return False
+            self._open_again()
         except TimeoutError:
             return False
+        except NoSupervisor:
+            return True
+        return False
 
     def _read_line(self) -> dict[str, Any] | None:
         while b"\n" not in self._received:

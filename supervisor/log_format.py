@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from supervisor.events import UNNAMED
 from supervisor.redaction import Redactor
 
 VERSION = 1
@@ -56,7 +57,10 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields = line_fields(record)
         line = self._encoder.encode(fields).decode()
-        return self._encoder.encode(self._masked(fields)).decode() if self._redact.suspects(line) else line
+        if self._redact.suspects(line):
+            line = self._encoder.encode(self._masked(fields)).decode()
+        # JSON itself escapes what is below 0x20; the rest of what steers terminals stands inside strings only.
+        return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", line)
 
     def _masked(self, value: Any) -> Any:
         if isinstance(value, str):
@@ -85,7 +89,8 @@ class TextFormatter(logging.Formatter):
         fields = line_fields(record)
         name = fields["role"] if fields["slot"] is None else f"{fields['role']}-{fields['slot']}"
         shown = {key: fields[key] for key in CONTEXT if key in fields} | fields.get("x", {})
-        parts = [fields["ts"][11:23], f"{fields['level']:<7}", f"{name:<13}", str(fields["pid"]), fields["event"]]
+        event = one_line(str(shown.pop("logger", UNNAMED) if fields["event"] == UNNAMED else fields["event"]))
+        parts = [fields["ts"][11:23], f"{fields['level']:<7}", f"{name:<13}", str(fields["pid"]), event]
         if fields["msg"] and fields["msg"] != fields["event"]:
             parts.append(one_line(fields["msg"]))
         parts += [f"{key}={one_line(str(value))}" for key, value in shown.items()]
@@ -105,7 +110,7 @@ def line_fields(record: logging.LogRecord) -> dict[str, Any]:
         "v": VERSION,
         "ts": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
         "level": record.levelname.lower(),
-        "event": getattr(record, "event", record.name),
+        "event": getattr(record, "event", UNNAMED),
         "msg": record.getMessage(),
         "role": getattr(record, "role", None),
         "slot": getattr(record, "slot", None),

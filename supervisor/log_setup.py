@@ -17,6 +17,7 @@ import os
 import select
 import socket
 import time
+from collections import Counter
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ import msgspec
 from multiprocessing_logging import MultiProcessingHandler
 
 from kernel.config import Config
+from supervisor.events import UNNAMED
 from supervisor.log_format import JsonFormatter, TextFormatter, extra_fields, json_ready
 from supervisor.log_sink import LogSink
 from supervisor.redaction import Redactor
@@ -181,10 +183,16 @@ class SinkHandler(logging.Handler):
         self.sink = sink
         self.setFormatter(formatter)
         self._seq = count(1)
+        self.records: Counter[str] = Counter()
+        """So many of each level so far, of the whole tree."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        self.records[record.levelname.lower()] += 1
         if not hasattr(record, "role"):
-            record.fields = extra_fields(record)
+            fields = extra_fields(record)
+            if not hasattr(record, "event"):
+                record.event, fields["logger"] = UNNAMED, record.name
+            record.fields = fields
             record.role, record.slot, record.worker_id = "supervisor", None, None
             record.seq = next(self._seq)
         try:
@@ -271,7 +279,8 @@ class RecordReader:
             self._lost[wire.pid] = wire.dropped
             self._log.lost_in_children += newly_lost
             self._show(logging.WARNING, "log.dropped", f"{newly_lost} records could not be sent in time", wire)
-        self._show(wire.level, wire.event or wire.name, wire.msg, wire, exc=wire.exc, fields=wire.fields)
+        fields = wire.fields if wire.event else wire.fields | {"logger": wire.name}
+        self._show(wire.level, wire.event or UNNAMED, wire.msg, wire, exc=wire.exc, fields=fields)
 
     def _show(self, level: int, event: str, msg: str, wire: WireRecord, **more: Any) -> None:
         record = placed(self._place, level, event, msg, pid=wire.pid, seq=wire.seq, **more)

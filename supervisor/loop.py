@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import heapq
-import logging
 import selectors
 import time
 from collections.abc import Callable
 from itertools import count
 
-log = logging.getLogger("supervisor")
+from supervisor.events import tell
 
 READ = selectors.EVENT_READ
 WRITE = selectors.EVENT_WRITE
@@ -35,11 +34,11 @@ class Timer:
 
 
 class Loop:
-    """Calls back when a descriptor is ready or a time has come, in one thread."""
+    """Calls back when a descriptor is ready or a time has come, in one thread. On simulated time `selector` waits."""
 
-    def __init__(self, now_ms: Callable[[], int] = mono_ms) -> None:
+    def __init__(self, now_ms: Callable[[], int] = mono_ms, selector: selectors.BaseSelector | None = None) -> None:
         self.now_ms = now_ms
-        self._selector = selectors.DefaultSelector()
+        self._selector = selector or selectors.DefaultSelector()
         self._timers: list[tuple[int, int, Timer]] = []
         self._order = count()
 
@@ -96,7 +95,7 @@ class Loop:
         try:
             callback()
         except Exception:
-            log.exception("fault in the supervisor's loop", extra={"event": "supervisor.fault"})
+            tell("supervisor.fault", "fault in the supervisor's loop", exc_info=True)
 
     def close(self) -> None:
         self._selector.close()

@@ -14,6 +14,7 @@ from supervisor.channels import ChannelPairs, Channels
 from supervisor.child import Place
 from supervisor.child_output import LineReader
 from supervisor.embedded import EmbeddedServer
+from supervisor.events import tell
 from supervisor.forking import Exit, Process, fork, mint_worker_id, reap_adopted
 from supervisor.guardian import Guardian
 from supervisor.log_setup import RecordReader, TreeLog
@@ -21,8 +22,6 @@ from supervisor.loop import READ, Loop
 from supervisor.messages import FromChild
 from supervisor.roles import ChildSetup, run_child
 from supervisor.slot import Slot
-
-log = logging.getLogger("supervisor")
 
 _GUARDIAN_LIMIT_MS = 1_000
 
@@ -79,11 +78,7 @@ class Nursery:
             channels.watch(self._loop)
         self._loop.watch(process.pidfd, READ, partial(self._reap, slot))
         level = logging.DEBUG if slot.kind == "probe" else logging.INFO
-        log.log(
-            level,
-            f"{slot.name} started",
-            extra={"event": "child.started", "child": slot.name, "child_pid": process.pid},
-        )
+        tell("child.started", f"{slot.name} started", level=level, child=slot.name, child_pid=process.pid)
 
     def _fork_server(self) -> tuple[Process, None]:
         assert self.embedded is not None
@@ -120,7 +115,7 @@ class Nursery:
             records,
             LineReader(pairs.output, lambda text: records.line(text, process.pid)),
             on_message=lambda message: self._decisions.on_message(slot, message),
-            on_refused=lambda why: log.warning(why, extra={"event": "link.refused", "child": slot.name}),
+            on_refused=lambda why: tell("link.refused", why, child=slot.name),
         )
         return process, channels
 
@@ -159,7 +154,7 @@ class Nursery:
             guardian = self._guardian = Guardian()
         except OSError as error:
             self._guardian = None
-            log.error(f"no guardian: {error}", extra={"event": "guardian.failed"})
+            tell("guardian.failed", f"no guardian: {error}")
             self._loop.call_in(_GUARDIAN_LIMIT_MS, self._new_guardian)
             return
         for slot in self._alive:
@@ -174,7 +169,7 @@ class Nursery:
         self._loop.forget(guardian.process.pidfd)
         guardian.process.close()
         guardian.dismiss()
-        log.warning(f"the guardian ended: {found}", extra={"event": "guardian.ended"})
+        tell("guardian.ended", f"the guardian ended: {found}")
         self._new_guardian()
 
     # --- the end ----------------------------------------------------------------------------------

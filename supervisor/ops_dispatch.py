@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import islice
-from pathlib import Path
 
 import click
 import msgspec
@@ -17,9 +17,9 @@ from kernel.app import App, PortsRequest
 from kernel.clock import SystemClock
 from kernel.config import Config, load
 from kernel.dispatch import DispatchSource, DueIntent
-from kernel.errors import KernelError, StoreUnavailable, Unavailable
+from kernel.errors import KernelError, Unavailable
 from kernel.runtime import OBJECTS_FILE, load_app, open_objects, open_sources
-from supervisor.ops_shell import clock_text, shell_command, visible
+from supervisor.ops_shell import clock_text, data_folder, shell_command, span_text, visible
 
 PAGE = 200
 ERROR_SHOWN = 200
@@ -54,11 +54,12 @@ def pending(limit: int, data_dir: str | None, config_file: str | None, app: str 
     config = load({"data_dir": data_dir, "app": app}, file=config_file).config
     found: list[Pending] = []
     more = False
-    for source in _sources(config, load_app(config.app)):
-        rows = _open_intents(source)
-        found += islice(rows, limit - len(found))
-        if len(found) == limit and next(rows, None) is not None:
-            more = True
+    with ExitStack() as until:
+        for source in open_dispatch_sources(config, load_app(config.app), until):
+            rows = _open_intents(source)
+            found += islice(rows, limit - len(found))
+            if len(found) == limit and next(rows, None) is not None:
+                more = True
     if as_json:
         answer = {"v": 1, "pending": [msgspec.to_builtins(row) for row in found], "more": more}
         click.echo(json.dumps(answer, ensure_ascii=True))
@@ -71,15 +72,16 @@ def pending(limit: int, data_dir: str | None, config_file: str | None, app: str 
         click.echo("every accepted object is registered")
 
 
-def _sources(config: Config, app: App) -> list[DispatchSource]:
-    """What the dispatchers of this tree look after; no connection is made for what does not exist yet."""
-    folder = Path(config.data_dir).absolute()
-    if config.mongodb_uri is None and not folder.is_dir():
-        raise StoreUnavailable(f"there is no data folder {folder}")
+def open_dispatch_sources(config: Config, app: App, until: ExitStack) -> list[DispatchSource]:
+    """What the dispatchers of this tree look after; declared objects are closed when `until` ends. What does not exist
+    yet is not made."""
+    folder = data_folder(config)
     clock = SystemClock()
     embedded = config.mongodb_uri is None
     declared = () if embedded and not (folder / OBJECTS_FILE).exists() else app.objects
     objects = open_objects(config, folder, declared, clock, prepare=False)
+    for opened in objects.values():
+        until.callback(opened.close)
     return open_sources(app, PortsRequest(str(folder), {}, objects))
 
 
@@ -121,23 +123,7 @@ def _read(source: DispatchSource, due: DueIntent) -> Pending | None:
 
 
 def _line(row: Pending) -> str:
-    age = "unknown" if row.age_ms is None else _span(row.age_ms)
+    age = "unknown" if row.age_ms is None else span_text(row.age_ms)
     told = f"{row.source}  {row.object_id}  {row.status}  age {age}  round {row.fencing_token or 'unknown'}"
-    told += f"  tries {row.tries}  due {_when(row.due_time)}"
+    told += f"  tries {row.tries}  due {clock_text(row.due_time)}"
     return told if row.error is None else f"{told}  {row.error[:ERROR_SHOWN]}"
-
-
-def _when(time_ms: int) -> str:
-    """Also for a time that somebody has written by hand."""
-    try:
-        return clock_text(time_ms)
-    except (ValueError, OverflowError, OSError):
-        return f"{time_ms} ms"
-
-
-def _span(ms: int) -> str:
-    seconds = ms // 1000
-    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= size:
-            return f"{seconds // size} {unit}"
-    return f"{seconds} s"

@@ -6,9 +6,7 @@ one line says so. Exit status: 0 done, 1 failed, 2 usage, 69 the store can not b
 
 from __future__ import annotations
 
-import json
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import click
@@ -17,26 +15,22 @@ import msgspec
 from kernel.clock import SystemClock
 from kernel.config import Config, Limit, load
 from kernel.coordination.permits import Permits
-from kernel.errors import CoordinationRejected, CoordinationUnavailable, KernelError, StoreUnavailable
-from kernel.ids import check_id, check_resource
+from kernel.errors import CoordinationRejected, CoordinationUnavailable
+from kernel.ids import check_resource
 from kernel.limits import change_limit, in_force, kind_of, list_limits, read_limit
-from kernel.permit_words import WORKFLOW, PermitStats
-from kernel.records import Instance, to_instance
+from kernel.observe.views import Snapshot
+from kernel.permit_words import PermitStats
 from kernel.runtime import embedded_redis_url, load_app, open_permits, open_store
 from kernel.store.protocol import Store
-from kernel.store.tables import INSTANCES
 from kernel.transitions.limits import LimitRecord
-from supervisor.ops_shell import clock_text, shell_command, visible
+from supervisor.ops_client import open_stored
+from supervisor.ops_explain import explained, holders_of, lines_of
+from supervisor.ops_limit_text import limit_text
+from supervisor.ops_shell import clock_text, data_folder, say_json, shell_command, visible
+from supervisor.ops_show import found
+from supervisor.ops_snapshots import snapshots
 
 HOLDERS_SHOWN = 20
-_REASONS = {
-    "paused": "the resource is paused",
-    "concurrency": "as many run as may",
-    "rate": "as many started within the last second as may",
-    "line": "others were there before",
-    "none": "the resource has no limit now: it goes on when it is asked again",
-    "handed": "a place is reserved for it: a worker takes it up now",
-}
 
 
 @click.group()
@@ -87,12 +81,15 @@ def list_(resources: tuple[str, ...], **common: Any) -> None:
 
 
 @limits.command()
-@click.argument("workflow_id")
+@click.argument("name", metavar="WORKFLOW_ID|BIZ_KEY")
 @shell_command
-def explain(workflow_id: str, **common: Any) -> None:
-    """Why WORKFLOW_ID waits for a permit: which limit, who holds it and since when, its place in line."""
-    with _Desk(prepare=False, **common) as desk:
-        desk.explain(check_id(workflow_id, "workflow_id"))
+def explain(name: str, **common: Any) -> None:
+    """Why one waits for a permit, as last seen: which limit, who holds it and since when, its place in line."""
+    looking = (common["data_dir"], common["config_file"], common["app"])
+    with _Desk(prepare=False, **common) as desk, snapshots(*looking) as observed:
+        seen = found(observed, name)
+        answer = explained(seen, lambda resource: desk.limit(resource)[0], desk.stats, observed.read.of_workflow)
+        desk.print_explanation(seen, answer)
 
 
 def _number(text: str, option: str) -> int:
@@ -165,9 +162,9 @@ class _Desk:
         handed = self._hand_over(resource, limit)
         answer = {"v": 1, "resource": resource, **msgspec.to_builtins(limit), "handed": handed}
         if self._as_json:
-            click.echo(json.dumps(answer, ensure_ascii=False))
+            say_json(answer)
             return
-        click.echo(f"{visible(resource)}  {_limit_text(limit)}")
+        click.echo(f"{visible(resource)}  {limit_text(limit)}")
         self.say_silence()
 
     def _hand_over(self, resource: str, limit: Limit) -> int | None:
@@ -202,12 +199,12 @@ class _Desk:
             "starts_last_second": None if stats is None else stats.starts_last_second,
             "waiting": None if stats is None else stats.waiting,
             "waiting_by_lane": None if stats is None else list(stats.waiting_by_lane),
-            "holders": None if stats is None else _holders(stats),
+            "holders": None if stats is None else holders_of(stats.holders),
         }
 
     def print_rows(self, rows: list[dict[str, Any]]) -> None:
         if self._as_json:
-            click.echo(json.dumps({"v": 1, "resources": rows, "redis": self.silence or "ok"}, ensure_ascii=False))
+            say_json({"v": 1, "resources": rows, "redis": self.silence or "ok"})
             return
         if not rows:
             click.echo("no resource has a limit")
@@ -220,68 +217,20 @@ class _Desk:
 
     # --- explain ---------------------------------------------------------------------------------------------
 
-    def explain(self, workflow_id: str) -> None:
-        document = self._store.get(INSTANCES, workflow_id)
-        if document is None:
-            raise click.ClickException(f"workflow {visible(workflow_id)} does not exist")
-        instance = to_instance(document)
-        answer = self._explained(instance)
+    def print_explanation(self, seen: Snapshot, answer: dict[str, Any]) -> None:
         if self._as_json:
-            click.echo(json.dumps({"v": 1, **answer, "redis": self.silence or "ok"}, ensure_ascii=False))
+            say_json({"v": 1, **answer, "redis": self.silence or "ok"})
             return
-        for line in _explanation(instance, answer):
+        for line in lines_of(seen, answer):
             click.echo(visible(line))
         self.say_silence()
-
-    def _explained(self, instance: Instance) -> dict[str, Any]:
-        wait = instance.permit_wait
-        answer: dict[str, Any] = {"workflow_id": instance.workflow_id, "status": instance.status, "waits": False}
-        if wait is None or instance.ended:
-            return answer
-        limit, _, _ = self.limit(wait.resource)
-        stats = self.stats(wait.resource, (instance.workflow_id, wait.step))
-        return {
-            **answer,
-            "waits": True,
-            "resource": wait.resource,
-            "step": wait.step,
-            "since_ms": wait.since_time,
-            "asks_again_ms": instance.claimable_time,
-            **msgspec.to_builtins(limit),
-            "reason": None if stats is None else _reason(limit, stats),
-            "place": None if stats is None else stats.place,
-            "lane": instance.business_priority,
-            "waiting": None if stats is None else stats.waiting,
-            "in_flight": None if stats is None else stats.held,
-            "holders": None if stats is None else [self._with_since(holder) for holder in _holders(stats)],
-        }
-
-    def _with_since(self, holder: dict[str, Any]) -> dict[str, Any]:
-        """The holder, and since when its call runs, as the durable store says; None when it is not the claim there."""
-        since = None
-        try:
-            document = self._store.get(INSTANCES, holder["workflow_id"])
-            instance = None if document is None else to_instance(document)
-        except StoreUnavailable:
-            raise
-        except KernelError:
-            instance = None
-        if instance is not None and instance.claim_token == holder["claim_token"]:
-            if holder["step"] == WORKFLOW:
-                since = instance.claim_time
-            else:
-                started = [step.started_time for step in instance.steps if step.name == holder["step"]]
-                since = started[0] if started else None
-        return {**holder, "since_ms": since}
 
 
 def _opened(config: Config, until: ExitStack, *, prepare: bool) -> tuple[Store, Permits | None]:
     """Store and places, both closed when `until` ends."""
-    folder = Path(config.data_dir).absolute()
-    if config.mongodb_uri is None and not folder.is_dir():
-        raise StoreUnavailable(f"there is no data folder {folder}")
+    folder = data_folder(config)
     clock = SystemClock()
-    store = open_store(config, folder, clock, prepare=prepare)
+    store = open_store(config, folder, clock) if prepare else open_stored(config, clock)
     until.callback(store.close)
     opened = open_permits(config, config.redis_url or embedded_redis_url(folder), clock)
     if opened is None:
@@ -290,43 +239,10 @@ def _opened(config: Config, until: ExitStack, *, prepare: bool) -> tuple[Store, 
     return store, opened[0]
 
 
-def _holders(stats: PermitStats) -> list[dict[str, Any]]:
-    return [
-        {
-            "workflow_id": holder.owner.workflow_id,
-            "step": holder.owner.step,
-            "claim_token": holder.owner.claim_token,
-            "expiry_ms": holder.expiry_ms,
-        }
-        for holder in stats.holders
-    ]
-
-
-def _reason(limit: Limit, stats: PermitStats) -> str:
-    """Which limit holds it, in the order in which they are asked."""
-    if limit.paused:
-        return "paused"
-    if stats.handed:
-        return "handed"
-    if limit == Limit():
-        return "none"
-    if limit.max_concurrency and stats.held + stats.reserved >= limit.max_concurrency:
-        return "concurrency"
-    if limit.max_starts_per_second and stats.starts_last_second >= limit.max_starts_per_second:
-        return "rate"
-    return "line"
-
-
-def _limit_text(limit: Limit) -> str:
-    at_once = f"at most {limit.max_concurrency} at once" if limit.max_concurrency else "any number at once"
-    starts = f"{limit.max_starts_per_second} starts/s" if limit.max_starts_per_second else "any starts/s"
-    return f"{'PAUSED  ' if limit.paused else ''}{at_once}, {starts}"
-
-
 def _row_text(row: dict[str, Any]) -> str:
     limit = Limit(row["max_concurrency"], row["max_starts_per_second"], row["paused"])
     where = "set" if row["set"] else "declared" if row["declared"] is not None else "nobody declares it"
-    text = f"{row['resource']:<24} {_limit_text(limit)} ({where})"
+    text = f"{row['resource']:<24} {limit_text(limit)} ({where})"
     if row["in_flight"] is None:
         return text
     lanes = " ".join(f"P{lane} {size}" for lane, size in enumerate(row["waiting_by_lane"]))
@@ -334,24 +250,3 @@ def _row_text(row: dict[str, Any]) -> str:
         f"{text}  in flight {row['in_flight']}, started in the last second {row['starts_last_second']}, "
         f"waiting {row['waiting']} ({lanes})"
     )
-
-
-def _explanation(instance: Instance, answer: dict[str, Any]) -> list[str]:
-    if not answer["waits"]:
-        return [f"{instance.workflow_id} is {instance.status} and waits for no permit"]
-    limit = Limit(answer["max_concurrency"], answer["max_starts_per_second"], answer["paused"])
-    since = clock_text(answer["since_ms"])
-    lines = [
-        f"{instance.workflow_id}  {answer['step']} waits for {answer['resource']} since {since}",
-        f"limit     {_limit_text(limit)}",
-    ]
-    if answer["reason"] is not None:
-        place = "not in line: it asks again by itself" if answer["place"] is None else f"place {answer['place']}"
-        lines.append(f"reason    {_REASONS[answer['reason']]}")
-        lines.append(f"line      {place} in lane P{answer['lane']}, {answer['waiting']} wait in all lanes")
-    if answer["asks_again_ms"] is not None:
-        lines.append(f"latest    asks again at {clock_text(answer['asks_again_ms'])}")
-    for holder in answer["holders"] or ():
-        since = "unknown" if holder["since_ms"] is None else clock_text(holder["since_ms"])
-        lines.append(f"held by   {holder['workflow_id']} {holder['step']} since {since}")
-    return lines

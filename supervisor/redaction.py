@@ -1,8 +1,7 @@
 """Passwords never appear in a line that leaves this process: one place masks them, the formatter (A83).
 
-Three nets, each for what the others miss: the user part of any URL, up to the last `@` (so that an unescaped `/` or
-`#` in a password hides nothing); `password=…` and its kin; and the literal secrets of the configuration, raw,
-percent-decoded, and in the pieces into which a URL parser cuts an unescaped one.
+Two nets, each for what the other misses: whatever looks like a credential (kernel.credentials); and the literal secrets
+of the configuration, raw, percent-decoded, and in the pieces into which a URL parser cuts an unescaped one.
 """
 
 from __future__ import annotations
@@ -14,18 +13,9 @@ from urllib.parse import quote, quote_plus, unquote
 import msgspec
 
 from kernel.config import SECRETS, Config
+from kernel.credentials import MASK, assigned, suspicious, without_credentials
 
-MASK = "***"
 _PIECE_CHARACTERS_MIN = 4
-
-_USER_INFO = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*://)[^\s\"'<>]*@")
-_ASSIGNMENT = re.compile(
-    r"(?i)\b((?:[a-z0-9_\-]*(?:password|passwd|secret|api[_\-]?key|access[_\-]?key)|pwd)[\"']?\s*[=:]\s*)"
-    r"(\"[^\"]*\"|'[^']*'|[^\s,;&\"'})\]]+)"
-)
-_SIGNS = ("://", "passw", "secret", "pwd", "key", "authorization")
-"""What each pattern needs to match at all."""
-_AUTHORIZATION = re.compile(r"(?i)\b((?:authorization|proxy-authorization)[\"']?\s*[=:]\s*(?:[a-z]+\s+)?)[^\s\"',;]+")
 
 
 class Redactor:
@@ -44,18 +34,14 @@ class Redactor:
 
     def suspects(self, text: str) -> bool:
         """Whether `text`, plain or as JSON, may hold a credential: cheap, so that most lines cost nothing more."""
-        lowered = text.lower()
-        return any(sign in lowered for sign in _SIGNS) or any(sign in text for sign in self._signs)
+        return suspicious(text) or any(sign in text for sign in self._signs)
 
     def __call__(self, text: str) -> str:
         if not self.suspects(text):
             return text
         if self._known is not None:
             text = self._known.sub(MASK, text)
-        if "://" in text:
-            text = _USER_INFO.sub(rf"\1{MASK}@", text)
-        text = _ASSIGNMENT.sub(rf"\1{MASK}", text)
-        return _AUTHORIZATION.sub(rf"\1{MASK}", text)
+        return without_credentials(text)
 
 
 def _passwords(url: str) -> Iterable[str]:
@@ -64,8 +50,7 @@ def _passwords(url: str) -> Iterable[str]:
     user_info, at, _ = rest.rpartition("@")
     if at:
         yield user_info.partition(":")[2] or user_info
-    for match in _ASSIGNMENT.finditer(url.partition("?")[2]):
-        yield match.group(2)
+    yield from assigned(url.partition("?")[2])
 
 
 def _forms(secret: str) -> Iterable[str]:

@@ -73,12 +73,12 @@ class RestartHistory:
         """Count one death and decide. Call once per forked child."""
         if death.ordered:
             return Verdict(0)
-        if death.requested and self._ready_ms is not None:
-            return Verdict(self._policy.first_ms)
         age_ms = None if self._ready_ms is None else now_ms - self._ready_ms
         if age_ms is not None and (death.committed or age_ms >= self._policy.stable_ms):
             self._proved = True
             self._doublings = 0
+        if death.requested and age_ms is not None:
+            return Verdict(self._policy.first_ms)
         young = age_ms is None or (age_ms < YOUNG_MS and not death.committed and not death.by_sigkill)
         self.start_failures = self.start_failures + 1 if young else 0
         if self.start_failures >= self._policy.give_up and not self._proved:

@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -17,10 +17,9 @@ from kernel.config import Config
 from kernel.errors import InvalidConfig, KernelError, SchemaMismatch
 from supervisor import child_output
 from supervisor.child import ChildLink, Place
+from supervisor.events import tell
 from supervisor.forking import close_all_but, unblock_signals
 from supervisor.log_setup import TreeLogHandler
-
-log = logging.getLogger("supervisor")
 
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
@@ -40,6 +39,10 @@ class Companion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str
     role: str
+    port: int = 0
+    """0: any free one."""
+    host: str = "127.0.0.1"
+    stop: Literal["after_workers", "with_workers"] = "after_workers"
 
 
 class ChildSetup(msgspec.Struct, frozen=True):
@@ -107,7 +110,7 @@ def _run_role(function: str, link: ChildLink) -> int:
         link.failed(one_sentence(error))
         # A wrong application is the user's one line; its traceback is for who asks for it.
         level = logging.DEBUG if link.role == "probe" else logging.ERROR
-        log.log(level, "the role ended by an error", exc_info=True, extra={"event": "child.failed"})
+        tell("child.failed", "the role ended by an error", level=level, exc_info=True)
         return EXIT_FAILED
     return status if isinstance(status, int) else 0
 

@@ -1,23 +1,22 @@
 """How a tree, or one child of it, is brought to its end (dc-signal-cascade, RELIABILITY L8).
 
-Level 1, drain: workers and dispatchers together have the grace time; when the last of them has ended, companions and
-the embedded server follow. Level 2, hasten: everything within two seconds. Level 3: SIGKILL. A child past its limit is
-killed with its process group, and the tree then ends with status 1.
+Level 1, drain: workers, dispatchers and companions that stop with them are told at once and have the grace time side by
+side, none waits for another (shd-concurrent-callbacks). When the last of them has ended, the other companions, which
+activities may need while they drain, and the embedded server follow. Level 2, hasten: everything within two seconds.
+Level 3: SIGKILL. A child past its limit is killed with its process group, and the tree then ends with status 1.
 """
 
 from __future__ import annotations
 
-import logging
 import signal
 from functools import partial
 
 from supervisor.child import HASTEN_S
+from supervisor.events import tell
 from supervisor.forking import Exit
 from supervisor.loop import Loop
 from supervisor.messages import Drain, Hasten
 from supervisor.slot import Slot
-
-log = logging.getLogger("supervisor")
 
 HASTEN_LIMIT_MS = 1_400
 REST_LIMIT_MS = 1_500
@@ -37,6 +36,7 @@ class Shutdown:
         self._slots = slots
         self._drain_s = drain_s
         self._rest_told = False
+        self._began_ms = 0
 
     @property
     def is_over(self) -> bool:
@@ -47,8 +47,10 @@ class Shutdown:
         if level <= self.level:
             return
         first, self.level = self.level == 0, min(level, 3)
+        if first:
+            self._began_ms = self._loop.now_ms()
         if any(slot.process is not None for slot in self._slots):
-            log.info(("drain", "hasten", "kill")[self.level - 1], extra={"event": "drain.begin", "order": self.level})
+            tell("drain.begin", ("drain", "hasten", "kill")[self.level - 1], order=self.level)
         if first:
             for slot in self._slots:
                 if slot.process is None and slot.state != "FATAL":
@@ -61,7 +63,7 @@ class Shutdown:
                 self._kill(slot)
             elif self.level == 2:
                 self._hasten(slot)
-            elif slot.kind not in ("companion", "embedded") and slot.state != "DRAINING":
+            elif not slot.ends_last and slot.state != "DRAINING":
                 self.drain_one(slot)
         self._tell_the_rest()
 
@@ -77,23 +79,24 @@ class Shutdown:
         if slot.kind != "probe" and (slot.killed_by_order or not found.clean):
             self.was_unclean = True
         self._tell_the_rest()
+        if self.is_over:
+            how = "somebody had to be killed" if self.was_unclean else "everything has ended by itself"
+            tell("drain.end", how, elapsed_ms=self._loop.now_ms() - self._began_ms)
 
     def _hasten(self, slot: Slot) -> None:
-        is_rest = slot.kind in ("companion", "embedded")
-        if is_rest and not self._rest_told:
+        if slot.ends_last and not self._rest_told:
             return
-        self._tell(slot, Hasten(deadline_s=HASTEN_S), REST_HASTEN_LIMIT_MS if is_rest else HASTEN_LIMIT_MS)
+        self._tell(slot, Hasten(deadline_s=HASTEN_S), REST_HASTEN_LIMIT_MS if slot.ends_last else HASTEN_LIMIT_MS)
 
     def _tell_the_rest(self) -> None:
-        """Companions and embedded server, when nobody needs them any more."""
+        """Those that others need until they have ended, when nobody needs them any more."""
         if self._rest_told or self.level == 0:
             return
-        rest = [slot for slot in self._slots if slot.kind in ("companion", "embedded")]
-        if any(slot.process is not None for slot in self._slots if slot not in rest):
+        if any(slot.process is not None for slot in self._slots if not slot.ends_last):
             return
         self._rest_told = True
         limit_ms = REST_LIMIT_MS if self.level == 1 else REST_HASTEN_LIMIT_MS
-        for slot in rest:
+        for slot in [slot for slot in self._slots if slot.ends_last]:
             self._tell(slot, Drain(deadline_s=limit_ms / 1000 * _TOLD_SHARE), limit_ms)
 
     def _tell(self, slot: Slot, message: Drain | Hasten, limit_ms: int) -> None:
@@ -110,5 +113,5 @@ class Shutdown:
         if slot.process is not None:
             slot.rest()
             slot.killed_by_order = True
-            log.warning(f"{slot.name} is killed: past its limit", extra={"event": "child.killed", "child": slot.name})
+            tell("child.killed", f"{slot.name} is killed: past its limit", child=slot.name)
             slot.process.kill_group()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections import Counter
 from typing import Any, Literal
 
 import msgspec
@@ -30,7 +31,7 @@ class Slot:
     """Facts and state of one place; what happens when is decided by the tree.
 
     STARTING: forked, not yet ready. RUNNING: ready. DRAINING: told to end. BACKOFF: dead, a successor will come.
-    FATAL: given up. STOPPED: ended for good.
+    FATAL: given up. STOPPED: ended for good. `ends_last`: others may need it until they have ended.
     """
 
     def __init__(
@@ -42,17 +43,22 @@ class Slot:
         *,
         function: str = "",
         listener: socket.socket | None = None,
+        ends_last: bool = False,
     ) -> None:
         self.kind = kind
         self.role = role
         self.number = number
         self.function = function
         self.listener = listener
+        self.ends_last = ends_last
         self.state: State = "STOPPED"
         self.process: Process | None = None
         self.channels: Channels | None = None
         self.worker_id = ""
         self.restarts = -1
+        self.restart_causes: Counter[str] = Counter()
+        """How the children before the present one had ended: `exit`, `signal`, or `wedged` when one asked for it."""
+        self._end: str | None = None
         self.forked_ms = 0
         self.last_exit: LastExit | None = None
         self.health = Health()
@@ -69,6 +75,14 @@ class Slot:
         return f"{self.role}-{self.number}" if self.kind in ("worker", "dispatcher") else self.role
 
     @property
+    def url(self) -> str | None:
+        """Where a companion is reached."""
+        if self.listener is None:
+            return None
+        host, port = self.listener.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    @property
     def owns_claims(self) -> bool:
         return self.kind in ("worker", "dispatcher")
 
@@ -77,6 +91,8 @@ class Slot:
         self.process, self.channels, self.forked_ms = process, channels, now_ms
         self.state = "STARTING"
         self.restarts += 1
+        if self._end is not None:
+            self.restart_causes[self._end] += 1
         self.health = Health()
         self.words = ""
         self.was_ready = self.kill_requested = self.killed_by_order = False
@@ -91,6 +107,7 @@ class Slot:
     def ended(self, found: Exit, cause: Cause) -> Death:
         """The child was reaped: what the restart policy must know."""
         self.process = self.channels = None
+        self._end = "wedged" if self.state == "DRAINING" else "exit" if found.signal is None else "signal"
         self.last_exit = LastExit(cause, str(found), self.words)
         return Death(
             committed=self.health.has_committed,
@@ -120,8 +137,10 @@ class Slot:
             "state": self.state,
             "silent": alive and self.health.is_silent(now_ms),
             "worker_id": self.worker_id if self.owns_claims else None,
+            "url": self.url,
             "uptime_s": round((now_ms - self.forked_ms) / 1000, 3) if alive else None,
             "restarts": max(self.restarts, 0),
+            "restart_causes": dict(self.restart_causes),
             "last_exit": msgspec.to_builtins(self.last_exit),
             **self.health.shown(now_ms),
         }

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
 from functools import partial
 from typing import Any
 
@@ -23,7 +22,10 @@ from kernel.errors import Refused
 from supervisor import embedded
 from supervisor.control import ControlServer, Request
 from supervisor.embedded import EmbeddedServer
+from supervisor.events import tell
+from supervisor.exposing import metrics_server
 from supervisor.forking import Exit, cause_of
+from supervisor.listening import open_listener
 from supervisor.log_setup import TreeLog
 from supervisor.loop import READ, Loop, Timer
 from supervisor.messages import Acknowledge, AskRecycle, Cause, Failed, FromChild, Ready, Report
@@ -36,8 +38,6 @@ from supervisor.roles import EXIT_CONFIG, Companion, Roles
 from supervisor.run_dir import RunDir
 from supervisor.shutdown import Shutdown
 from supervisor.slot import Slot
-
-log = logging.getLogger("supervisor")
 
 PROBE_LIMIT_MS = 60_000
 _TICK_MS = 1_000
@@ -55,7 +55,8 @@ class Outcome(msgspec.Struct, frozen=True):
 class Tree:
     """One supervisor. `companions` None: ask the probe. `lifeline_fd`: the tree drains when that descriptor ends.
 
-    `loop` may be given more descriptors and timers before `run`; their callbacks must not block.
+    `loop` may be given more descriptors and timers before `run`; their callbacks must not block. It and the `nursery`,
+    which forks, are what a simulation has others of.
     """
 
     def __init__(
@@ -68,8 +69,10 @@ class Tree:
         roles: Roles | None = None,
         companions: list[Companion] | None = None,
         lifeline_fd: int | None = None,
+        loop: Loop | None = None,
+        nursery: type[Nursery] = Nursery,
     ) -> None:
-        self.loop = Loop()
+        self.loop = loop or Loop()
         self.slots: list[Slot] = []
         self._config = config
         self._run_dir = run_dir
@@ -79,7 +82,7 @@ class Tree:
         self._companions = companions
         self._lifeline_fd = lifeline_fd
         self._policy = RestartPolicy.of(config)
-        self._nursery = Nursery(self.loop, config, run_dir.path, tree_log, self)
+        self._nursery = nursery(self.loop, config, run_dir.path, tree_log, self)
         self._board = NoticeBoard(lifetime_ms=round(config.lease_s * 2000) + 60_000)
         self._shutdown = Shutdown(self.loop, self.slots, config.drain_s)
         self._control: ControlServer | None = None
@@ -101,12 +104,12 @@ class Tree:
         finally:
             left = self._nursery.end_all(_END_LIMIT_MS)
         if left:
-            log.error(f"could not be ended: {', '.join(left)}", extra={"event": "child.unkillable"})
+            tell("child.unkillable", f"could not be ended: {', '.join(left)}")
         outcome = self._failure or Outcome(1 if left or self._shutdown.was_unclean else 0)
         if self._nursery.embedded is not None:
             self._nursery.embedded.remove_files(log_too=outcome.code != 1)
         if self._was_started:
-            self._say("supervisor.ended", "nothing is left running", exit=outcome.code)
+            tell("supervisor.ended", "nothing is left running", exit=outcome.code)
         return outcome
 
     def _begin(self) -> None:
@@ -118,8 +121,9 @@ class Tree:
         companions = self._probed() if self._companions is None else self._companions
         if not self._shutdown.level:
             self._was_started = True
-            self._say("supervisor.started", f"supervisor of {self._run_dir.path}", app=self._config.app)
-            self._open_sockets(companions)
+            tell("supervisor.started", f"supervisor of {self._run_dir.path}", app=self._config.app)
+            self._open_sockets([*companions, *metrics_server(self._config, self._run_dir.path, companions)])
+        if not self._shutdown.level:
             self._start_embedded()
         if not self._shutdown.level:
             for number in range(self._config.dispatchers):
@@ -163,16 +167,23 @@ class Tree:
     def _open_sockets(self, companions: list[Companion]) -> None:
         """The listening sockets belong to this process: a restart of a companion refuses no connection."""
         for companion in companions:
-            listener = socket.create_server(("127.0.0.1", 0))
-            self._nursery.addresses[companion.name] = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            self._add(Slot("companion", companion.name, 0, self._policy, function=companion.role, listener=listener))
+            listener = open_listener(companion.name, companion.port, self._is_ordered_within, companion.host)
+            if listener is None:
+                return
+            last = companion.stop == "after_workers"
+            role, name = companion.role, companion.name
+            slot = Slot("companion", name, 0, self._policy, function=role, listener=listener, ends_last=last)
+            self._nursery.addresses[companion.name] = str(self._add(slot).url)
+
+    def _is_ordered_within(self, limit_ms: int) -> bool:
+        return self.loop.run_until(lambda: self._shutdown.level > 0, limit_ms)
 
     def _start_embedded(self) -> None:
         if self._config.redis_url is not None:
             return
         server = EmbeddedServer(self._run_dir.redis_path, self._run_dir.path)
         self._nursery.embedded, self._nursery.redis_url = server, server.url
-        slot = self._add(Slot("embedded", "valkey", 0, self._policy))
+        slot = self._add(Slot("embedded", "valkey", 0, self._policy, ends_last=True))
         self._fork_embedded(slot)
         self.loop.run_until(
             lambda: slot.state == "RUNNING" or self._shutdown.level > 0, embedded.START_LIMIT_MS + _TICK_MS
@@ -206,24 +217,24 @@ class Tree:
                 slot.health.note(status, self.loop.now_ms())
             case AskRecycle(reason=reason):
                 if slot.state in ("STARTING", "RUNNING"):
-                    self._say("child.recycled", f"{slot.name} is replaced: {reason}", child=slot.name)
+                    tell("child.recycled", f"{slot.name} is replaced: {reason}", child=slot.name)
                     self._shutdown.drain_one(slot)
             case Acknowledge(notice_id=notice_id):
                 if self._board.acknowledge(notice_id):
-                    log.debug("notice acknowledged", extra={"event": "owner.released", "notice": notice_id})
+                    tell("owner.released", "notice acknowledged", notice=notice_id)
             case Failed(text=text):
                 slot.words = self._log.redact(text)
 
     def _became_ready(self, slot: Slot) -> None:
         now = self.loop.now_ms()
         slot.became_ready(now)
-        self._say("child.ready", f"{slot.name} is ready", child=slot.name)
+        tell("child.ready", f"{slot.name} is ready", child=slot.name)
         if slot in self._receivers():
             for message in self._board.messages():
                 slot.send(message)
         if not self._was_ready and self._is_begun and self._is_all_running():
             self._was_ready = True
-            self._say("supervisor.ready", "everything is running", elapsed_ms=now - self._started_ms)
+            tell("supervisor.ready", "everything is running", elapsed_ms=now - self._started_ms)
 
     def on_end(self, slot: Slot, found: Exit) -> None:
         if slot.kind == "embedded" and not slot.was_ready and self._nursery.embedded is not None:
@@ -232,8 +243,8 @@ class Tree:
         pid = slot.process.pid if slot.process is not None else None
         death = slot.ended(found, cause)
         level = logging.DEBUG if slot.kind == "probe" else logging.INFO if cause == "ordered" else logging.WARNING
-        facts = {"event": "child.exited", "child": slot.name, "child_pid": pid, "cause": cause}
-        log.log(level, f"{slot.name} ended: {found}{f' ({slot.words})' if slot.words else ''}", extra=facts)
+        text = f"{slot.name} ended: {found}{f' ({slot.words})' if slot.words else ''}"
+        tell("child.exited", text, level=level, child=slot.name, child_pid=pid, cause=cause)
         if slot.owns_claims and found.proved:
             self._announce(slot.worker_id, cause)
         if self._shutdown.level:
@@ -247,7 +258,7 @@ class Tree:
 
     def on_fork_failed(self, slot: Slot, error: OSError) -> None:
         slot.words = f"can not fork: {error.strerror or error}"
-        log.error(f"{slot.name}: {slot.words}", extra={"event": "child.fork_failed", "child": slot.name})
+        tell("child.fork_failed", f"{slot.name}: {slot.words}", child=slot.name)
         if slot.kind != "probe":
             self._restart(slot, Death())
 
@@ -262,12 +273,12 @@ class Tree:
             verdict.delay_ms, partial(self._fork_embedded if slot.kind == "embedded" else self._nursery.fork, slot)
         )
         if verdict.delay_ms:
-            facts = {"event": "child.backoff", "child": slot.name, "delay_ms": verdict.delay_ms}
-            log.info(f"{slot.name} is restarted in {verdict.delay_ms} ms", extra=facts)
+            text = f"{slot.name} is restarted in {verdict.delay_ms} ms"
+            tell("child.backoff", text, child=slot.name, delay_ms=verdict.delay_ms)
 
     def _give_up(self, slot: Slot, code: int, why: str) -> None:
         slot.state = "FATAL"
-        log.error(f"{slot.name} {why}", extra={"event": "child.fatal", "child": slot.name})
+        tell("child.fatal", f"{slot.name} {why}", child=slot.name)
         self._fail(code, f"{slot.name}: {why}")
 
     def _fail(self, code: int, line: str) -> None:
@@ -306,6 +317,8 @@ class Tree:
 
     def _on_signals(self) -> None:
         for number in self._signals.read():
+            if number == signal.SIGHUP:
+                tell("supervisor.no_reload", "SIGHUP: settings are read at the start only; this tree drains and ends")
             if number in STOPPING:
                 self._shutdown.raise_to(max(self._shutdown.level + 1, 2 if number == signal.SIGQUIT else 1))
             elif number == signal.SIGUSR1:
@@ -323,7 +336,7 @@ class Tree:
         try:
             self._log.sink.reopen()
         except OSError as error:
-            log.error(f"log file: {error.strerror}", extra={"event": "log.reopen_failed"})
+            tell("log.reopen_failed", f"log file: {error.strerror}")
 
     def _show_stacks(self) -> int:
         """Every role writes the stacks of its threads to stderr, and so into the log."""
@@ -373,6 +386,7 @@ class Tree:
             "guardian_pid": self._nursery.guardian_pid,
             "notices_open": len(self._board),
             "log": {"lost_in_children": self._log.lost_in_children, "lost_at_sink": self._log.sink.dropped},
+            "log_records": dict(self._log.handler.records),
             "failure": self._failure.line if self._failure is not None else None,
             "children": [slot.shown(now) for slot in self.slots],
         }
@@ -381,6 +395,3 @@ class Tree:
         """After the data folder was let go: tell those who wait for the end."""
         if self._control is not None:
             self._control.close({"ok": True, "event": "ended", "exit": outcome.code})
-
-    def _say(self, event: str, text: str, **facts: object) -> None:
-        log.info(text, extra={"event": event, **facts})

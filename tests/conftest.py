@@ -6,9 +6,14 @@ No `faulthandler_timeout`: its watchdog is a thread, and a forking process must 
 from __future__ import annotations
 
 pytest_plugins = (
+    "tests.support.bytecode",
+    "tests.support.examples",
+    "tests.support.workers",
     "tests.support.dispositions",
     "tests.support.programs",
     "tests.support.requirements_index",
+    "tests.support.crash_marks",
+    "tests.support.figures",
     "tests.support.leftovers",
     "tests.support.mongo_server",
     "tests.support.redis_servers",

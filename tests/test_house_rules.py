@@ -19,6 +19,7 @@ from tests.support.requirements_index import CHECKOUT
 RULES: tuple[Rule, ...] = (
     imports.import_direction,
     imports.late_imports,
+    imports.observation_readers,
     calls.banned_calls,
     calls.shells,
     shape.sizes,
@@ -27,6 +28,8 @@ RULES: tuple[Rule, ...] = (
     shape.demo_words,
     promises.requirement_marks,
     promises.case_marks,
+    promises.bound_marks,
+    promises.bounds_measured,
     promises.tests_check,
     promises.nothing_left_out,
     layout.rust_sources,
@@ -75,6 +78,10 @@ BREAKS: tuple[tuple[Rule, str, str, str], ...] = (
     (imports.import_direction, "bench/lanes.py", "import tests.support.wait", "may not import tests.support.wait"),
     (imports.late_imports, "kernel/client.py", "def f():\n    import kernel.ids", "without a reason"),
     (imports.late_imports, "kernel/client.py", "def f():\n    from kernel import ids  # noqa: X", "without a reason"),
+    (imports.observation_readers, "kernel/client.py", "import kernel.observe.reading", "reads observations by"),
+    (imports.observation_readers, "asr_demo/app.py", "import kernel.runtime.observing", "reads observations by"),
+    (imports.observation_readers, "kernel/runtime/roles.py", "import kernel.observe.repair", "reads observations by"),
+    (imports.observation_readers, "kernel/engine/loop.py", "import kernel.store.projection", "keeps rows by"),
     (calls.banned_calls, "kernel/engine/loop.py", "import time as t\nt.time()", "time.time is used here"),
     (calls.banned_calls, "kernel/ids.py", "from time import time_ns", "time.time_ns is used here"),
     (calls.banned_calls, "supervisor/tree.py", "from time import sleep", "wait for an event"),
@@ -121,6 +128,9 @@ BREAKS: tuple[tuple[Rule, str, str, str], ...] = (
     (promises.requirement_marks, "tests/unit/test_x.py", "@pytest.mark.req(KEY)\ndef f(): 1", "holds no plain text"),
     (promises.requirement_marks, "tests/unit/test_x.py", "@pytest.mark.req()\ndef f(): 1", "names nothing"),
     (promises.case_marks, "tests/unit/test_x.py", "@pytest.mark.case('A91')\ndef f(): 1", "nothing that exists"),
+    (promises.bound_marks, "tests/unit/test_x.py", "@pytest.mark.bound('L13')\ndef f(): 1", "nothing that exists"),
+    (promises.bounds_measured, "tests/x.py", "@mark.bound('L1')\ndef test_a(figure): 1", "no test measures L2"),
+    (promises.bounds_measured, "tests/x.py", "@mark.bound('L1')\ndef test_a(): 1", "no test measures L1"),
     (promises.tests_check, "tests/unit/test_x.py", "def test_a():\n    x = 1", "test_a checks nothing visible"),
     (promises.nothing_left_out, "kernel/codec.py", "# TO" + "DO: later", "is left here"),
     (promises.nothing_left_out, "kernel/codec.py", "raise NotImplemented" + "Error", "is left here"),
@@ -145,6 +155,8 @@ KEEPS: tuple[tuple[Rule, str, str], ...] = (
     (imports.import_direction, "supervisor/cli.py", "def f():\n    import supervisor.ops"),
     (imports.import_direction, "asr_demo/app.py", "import kernel, kernel.runtime, fanout.pages"),
     (imports.late_imports, "supervisor/cli.py", "def f():\n    import supervisor.ops  # loads the drivers"),
+    (imports.observation_readers, "supervisor/ops_list.py", "import kernel.runtime.observing, kernel.observe.reading"),
+    (imports.observation_readers, "kernel/runtime/observer.py", "import kernel.store.sqlite_projection"),
     (imports.late_imports, "asr_demo/app.py", "def f():\n    import rich"),
     (calls.banned_calls, "kernel/clock.py", "import time\ntime.time()"),
     (calls.banned_calls, "kernel/ids.py", "import secrets\nsecrets.token_hex(16)"),
@@ -162,6 +174,7 @@ KEEPS: tuple[tuple[Rule, str, str], ...] = (
     (shape.demo_words, "asr_demo/app.py", "def transcribe(): pass"),
     (promises.requirement_marks, "tests/unit/test_x.py", "@pytest.mark.req('dc-layout', 'b-40')\ndef f(): 1"),
     (promises.case_marks, "tests/unit/test_x.py", "@pytest.mark.case('A01', 'A90')\ndef f(): 1"),
+    (promises.bound_marks, "tests/unit/test_x.py", "@pytest.mark.bound('L12', 'idle worker')\ndef f(): 1"),
     (promises.tests_check, "tests/unit/test_x.py", "def test_a():\n    wait_until(f, 'it')"),
 )
 
@@ -219,6 +232,11 @@ def test_a_finding_names_file_line_and_remedy(tmp_path: Path) -> None:
 
     assert (finding.path, finding.line) == ("kernel/engine/claim.py", 3)
     assert "hands it in" in finding.remedy
+
+
+@pytest.mark.req("obs-not-audit")
+def test_nothing_but_the_operators_views_imports_what_reads_observations(this: Checkout) -> None:
+    assert listed(imports.observation_readers(this)) == ""
 
 
 @pytest.mark.req("dc-layout")

@@ -1,9 +1,10 @@
 """Coordination through Redis: fast, disposable, and never the last word (invariant 3).
 
 keys builds every name; endpoint knows where the server is; scripts calls the Lua of `lua/` within a time limit and
-behind the breaker; lanes are the four ready queues; dispatch_index says which intents are due; permits count the calls
-to resources; streams hold what clients see; wakeup shortens the sleep of those who wait. Only kernel errors leave this
-package: CoordinationUnavailable (go on from the store) and CoordinationRejected.
+behind the breaker; lanes are the four ready queues, and lane_sample tells people what is taken from them;
+dispatch_index says which intents are due; permits count the calls to resources; streams hold what clients see; wakeup
+shortens the sleep of those who wait. Only kernel errors leave this package: CoordinationUnavailable (go on from the
+store) and CoordinationRejected.
 """
 
 from kernel.coordination.breaker import BootClock, CircuitBreaker

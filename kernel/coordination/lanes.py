@@ -31,7 +31,13 @@ DEFAULT_BURST = 8
 
 _FIELD, _RUN = "\x1f", "\x1e"
 _RUN_START = re.compile(f"{_RUN}(?=[0-3]{_FIELD})")
+# What nearly every reply and every push looks like: ids of visible ASCII characters, all of which check_id accepts. One
+# look at the whole text costs less than looks at its parts; whatever does not match takes the long way.
+_PLAIN_ONE = re.compile(rb"([0-3])\x1f([!-~]{1,200})\x1f([0-9]{1,15})")
+_PLAIN_TAKEN = re.compile(rb"(?:(?:^|\x1e)[0-3](?:\x1f[!-~]{1,200}\x1f[0-9]{1,15})++)++")
+_PLAIN_PUSHED = re.compile(r"(?:[!-~]{1,200}\x1f[0-9]{1,15}(?:\x1f(?!\Z)|\Z))++")
 _SCORE = re.compile(r"-?(?:inf|[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)")
+_LANE_NUMBERS = frozenset(range(LANES))
 T = TypeVar("T")
 
 
@@ -50,6 +56,10 @@ class PushCount(msgspec.Struct, frozen=True):
     raised: int = 0
     rescored: int = 0
     ignored: int = 0
+
+
+_OUTCOMES = (PushCount(ignored=1), PushCount(raised=1), PushCount(rescored=1))
+"""Of a push of one, by what the script answers."""
 
 
 class Popped(msgspec.Struct, frozen=True):
@@ -120,8 +130,13 @@ class Lanes:
         self._runner = runner
         self._channel = keys.wakeup_channel
         self._policy = policy if policy is not None else LanePolicy()
-        self._pop = _bound("lane_pop", keys)
-        self._push = _bound("lane_push", keys)
+        self._keys = keys
+        # By how many are popped, and by lane: the whole request of a pop and most of that of a push never change.
+        self._pops: dict[int, BoundScript] = {}
+        self._pushes = {
+            wake: [_bound("lane_push", keys, channel, lane) for lane in range(LANES)]
+            for wake, channel in ((True, self._channel), (False, b""))
+        }
         self._push_many = _bound("lane_push_many", keys)
         self._remove = _bound("lane_remove", keys)
         self._stats = _bound("lane_stats", keys)
@@ -130,15 +145,16 @@ class Lanes:
         """Enter ids, or raise them to a higher lane, and tell sleeping workers in the same call (lane-one-lane,
         lane-lower-ignored, lane-raise-moves, lane-same-lane-score). Raises InvalidId, InvalidPriority or Refused
         before anything is sent."""
-        for entry in entries:
-            _check(entry)
-        channel = self._channel if wake else b""
         if len(entries) == 1:
-            outcome = self._runner.call(self._push, *_push_args(entries[0], channel))
-            return PushCount(raised=int(outcome == 1), rescored=int(outcome == 2), ignored=int(outcome == 0))
+            entry = entries[0]
+            _check(entry)
+            return _OUTCOMES[self._runner.call(self._pushes[wake][entry.lane], entry.score_ms, entry.workflow_id)]
+        channel = self._channel if wake else b""
+        # All are checked before the first is sent.
+        requests = [_push_many_args(batch, channel) for batch in _batches(entries)]
         raised = rescored = ignored = 0
-        for batch in _batches(entries):
-            reply = self._runner.call(self._push_many, *_push_many_args(batch, channel))
+        for words in requests:
+            reply = self._runner.call(self._push_many, *words)
             raised, rescored, ignored = raised + reply[0], rescored + reply[1], ignored + reply[2]
         return PushCount(raised, rescored, ignored)
 
@@ -147,8 +163,15 @@ class Lanes:
         (lane-pop-one, lane-weights, lane-burst-arm). Fewer than `count` means that nothing more is due now."""
         if not 1 <= count <= BATCH_MAX:
             raise Refused(f"count: 1 to {BATCH_MAX} ids at once, not {count!r}")
-        reply = self._runner.call(self._pop, *_pop_args(count, self._policy))
+        bound = self._pops.get(count)
+        if bound is None:
+            bound = self._pops[count] = _bound("lane_pop", self._keys, *_pop_args(count, self._policy))
+        reply = self._runner.call(bound)
         if type(reply) is not list:
+            plain = _PLAIN_ONE.fullmatch(reply) if type(reply) is bytes else None
+            if plain is not None:
+                lane, workflow_id, score_ms = plain.groups()
+                return Popped((LaneEntry(workflow_id.decode(), int(lane), int(score_ms)),))
             entries, dropped = _taken(reply)
             return Popped(tuple(entries), dropped)
         entries, dropped = _taken(reply[3]) if len(reply) > 3 else ([], 0)
@@ -175,32 +198,51 @@ class Lanes:
         self._runner.command("PUBLISH", self._channel, 0)
 
 
-def _bound(name: str, keys: Keys) -> BoundScript:
+def _bound(name: str, keys: Keys, *first: Word) -> BoundScript:
     script = get(name)
-    return BoundScript(script, keys.of(script))
+    return BoundScript(script, keys.of(script), first)
 
 
-# The three functions below build ARGV as the contracts in lua/v1 say.
+# The functions below build ARGV as the contracts in lua/v1 say; for `lane_push` channel and lane are bound.
 
 
 def _pop_args(count: int, policy: LanePolicy) -> tuple[Word, ...]:
-    # The script knows the defaults: five arguments less are as good as one redis.call less.
+    # The script knows the defaults: five arguments less to read and to check in each pop.
     if policy.weights == DEFAULT_WEIGHTS and policy.burst == DEFAULT_BURST:
         return (count,)
     return (count, policy.burst, *policy.weights)
 
 
-def _push_args(entry: LaneEntry, channel: bytes) -> tuple[Word, ...]:
-    args = (entry.lane, entry.score_ms, entry.workflow_id)
-    return (*args, channel) if channel else args
-
-
 def _push_many_args(entries: Sequence[LaneEntry], channel: bytes) -> tuple[Word, ...]:
+    """Raises as `_check` does for the first entry that may not be pushed."""
+    texts = _plain_texts(entries)
+    if texts is None:
+        for entry in entries:
+            _check(entry)
+        texts = _joined(entries)
+    return (channel, min([entry.score_ms for entry in entries]), *texts)
+
+
+def _plain_texts(entries: Sequence[LaneEntry]) -> list[str] | None:
+    """What is to be sent, when a glance tells that each entry passes `_check`; None when it takes a closer look."""
+    lanes = [entry.lane for entry in entries]
+    kinds = {*map(type, lanes), *[type(entry.score_ms) for entry in entries]}
+    if kinds != {int} or {type(entry.workflow_id) for entry in entries} != {str}:
+        return None
+    if not _LANE_NUMBERS.issuperset(lanes):
+        return None
+    texts = _joined(entries)
+    # A separator inside an id would look like one between two.
+    if sum([text.count(_FIELD) + 1 for text in texts if text]) != 2 * len(entries):
+        return None
+    return texts if all(map(_PLAIN_PUSHED.fullmatch, filter(None, texts))) else None
+
+
+def _joined(entries: Sequence[LaneEntry]) -> list[str]:
     texts: list[list[str]] = [[] for _ in range(LANES)]
     for entry in entries:
-        texts[entry.lane] += (entry.workflow_id, str(entry.score_ms))
-    wakeup_ms = min(entry.score_ms for entry in entries)
-    return (channel, wakeup_ms, *(_FIELD.join(text) for text in texts))
+        texts[entry.lane].append(f"{entry.workflow_id}{_FIELD}{entry.score_ms}")
+    return [_FIELD.join(text) for text in texts]
 
 
 def _check(entry: LaneEntry) -> None:
@@ -220,6 +262,8 @@ def _taken(reply: Any) -> tuple[list[LaneEntry], int]:
     """The entries of the text that a pop gives back, and how many members were none of ours."""
     if not isinstance(reply, bytes):
         raise CoordinationRejected(f"lane_pop: expected a text, got {type(reply).__name__}")
+    if _PLAIN_TAKEN.fullmatch(reply) is not None:
+        return _plain_entries(reply.decode()), 0
     text = reply.decode(errors="surrogateescape")
     entries: list[LaneEntry] = []
     try:
@@ -232,6 +276,15 @@ def _taken(reply: Any) -> tuple[list[LaneEntry], int]:
     except (Refused, ValueError):
         return _salvaged(text)
     return entries, 0
+
+
+def _plain_entries(text: str) -> list[LaneEntry]:
+    entries: list[LaneEntry] = []
+    for run in text.split(_RUN):
+        fields = run.split(_FIELD)
+        lane, ids = int(fields[0]), fields[1::2]
+        entries += map(LaneEntry, ids, (lane,) * len(ids), map(int, fields[2::2]))
+    return entries
 
 
 def _salvaged(text: str) -> tuple[list[LaneEntry], int]:

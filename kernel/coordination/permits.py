@@ -18,7 +18,7 @@ import msgspec
 
 from kernel.config import Limit
 from kernel.coordination.keys import LANES, Keys
-from kernel.coordination.scripts import BoundScript, ScriptRunner
+from kernel.coordination.scripts import BoundScript, ScriptRunner, Word
 from kernel.errors import CoordinationRejected
 from kernel.errors import Refused as BadArgument
 from kernel.permit_words import (
@@ -46,7 +46,9 @@ _BOUND_MAX = 4096
 
 _RECORD = "\x1e"
 _KINDS: dict[int, Grant] = {1: "new", 2: "renewed", 3: "handed", 4: "unlimited"}
-_OUTCOMES: dict[str, Literal["lost", "renewed", "restored"]] = {"0": "lost", "1": "renewed", "2": "restored"}
+_RENEWED = "1"
+Outcome = Literal["lost", "restored"]
+_OUTCOMES: dict[str, Outcome] = {"0": "lost", "2": "restored"}
 _UNLIMITED = Limit()
 _T = TypeVar("_T")
 
@@ -64,7 +66,7 @@ class Permits:
         self._channel = keys.wakeup_channel
         self.lease_ms = lease_ms
         self._wait_ms = wait_ms
-        self._bound: dict[tuple[str, str], BoundScript] = {}
+        self._bound: dict[tuple[str, str, Limit | None], BoundScript] = {}
 
     def acquire(
         self, resource: str, owner: Owner, limit: Limit, *, lane: int, request: int = 0, wait_ms: int | None = None
@@ -76,11 +78,10 @@ class Permits:
         """
         if type(request) is not int or not 0 <= request < REQUESTS:
             raise BadArgument(f"request: a whole number from 0 to {REQUESTS - 1}, not {request!r}")
-        bound = self._script("permit_acquire", resource)
+        bound = self._script("permit_acquire", resource, limit)
         if limit == _UNLIMITED:
             return Granted("unlimited", Permit(resource, owner, request, 0))
-        words = _acquire_words(owner, limit, lane, request, self.lease_ms, wait_ms or self._wait_ms)
-        reply = self._runner.call(bound, *words, self._channel)
+        reply = self._runner.call(bound, owner.text, _acquire_terms(request, lane, wait_ms or self._wait_ms))
         if type(reply) is int:
             return Granted(_KINDS[reply % 8], Permit(resource, owner, request, reply // 8))
         reason, ask_again_ms, place = reply
@@ -102,26 +103,27 @@ class Permits:
         lease ran out meanwhile: the call goes on and is counted, but its place may be another's by now
         (prm-lost-during-run, DECISIONS 9 and detail 12). Permits without a limit are simply renewed.
         """
-        renewals = {id(permit): Renewal("renewed", permit) for permit in permits}
-        for resource in dict.fromkeys(permit.resource for permit in permits):
+        renewals = [Renewal("renewed", permit) for permit in permits]
+        recorded: dict[str, list[int]] = {}
+        for at, permit in enumerate(permits):
+            if permit.epoch:
+                recorded.setdefault(permit.resource, []).append(at)
+        for resource, places in recorded.items():
             bound = self._script("permit_renew", resource)
-            recorded = [p for p in permits if p.resource == resource and p.epoch]
-            for batch in _batches(recorded, RENEWALS_MAX):
-                text = self._runner.call(bound, *_renew_words(self.lease_ms, batch)).decode()
-                digits, epoch = text[: len(batch)], text[len(batch) :]
-                for permit, digit in zip(batch, digits, strict=True):
-                    outcome = _OUTCOMES[digit]
-                    held = permit if outcome != "restored" else msgspec.structs.replace(permit, epoch=int(epoch))
-                    renewals[id(permit)] = Renewal(outcome, held)
-        return [renewals[id(permit)] for permit in permits]
+            for batch in _batches(places, RENEWALS_MAX):
+                text = self._runner.call(bound, _renew_text([permits[at] for at in batch])).decode()
+                if text != _RENEWED * len(batch):
+                    for at, outcome, permit in _not_renewed(text, batch, permits):
+                        renewals[at] = Renewal(outcome, permit)
+        return renewals
 
     def release(self, resource: str, owners: Sequence[Owner], limit: Limit) -> Released:
         """Free the places of these owners, nobody else's, and hand them to those who wait (prm-release,
         prm-release-owner-only). Also the way to free what dead claims held: name their owners."""
-        bound = self._script("permit_release", resource)
+        bound = self._script("permit_release", resource, limit)
         freed = handed = 0
         for batch in _batches(owners, OWNERS_MAX) if owners else iter([owners]):
-            reply = self._runner.call(bound, *_release_words(batch, limit), self._channel)
+            reply = self._runner.call(bound, _release_text(batch))
             freed, handed = freed + reply // 100, handed + reply % 100
         return Released(freed, handed)
 
@@ -170,36 +172,53 @@ class Permits:
             holders=holders,
         )
 
-    def _script(self, name: str, resource: str) -> BoundScript:
-        found = self._bound.get((name, resource))
+    def _script(self, name: str, resource: str, limit: Limit | None = None) -> BoundScript:
+        found = self._bound.get((name, resource, limit))
         if found is None:
             if len(self._bound) >= _BOUND_MAX:
                 # Tenants come and go: what is bound again costs some microseconds.
                 self._bound.clear()
             script = get(name)
-            found = BoundScript(script, self._keys.of(script, resource=resource))
-            self._bound[name, resource] = found
+            keys = self._keys.of(script, resource=resource)
+            found = BoundScript(script, keys, _first_words(name, self._channel, self.lease_ms, limit))
+            self._bound[name, resource, limit] = found
         return found
 
 
 # The functions below build ARGV as the contracts in lua/v1 say.
 
 
-def _limit_text(limit: Limit) -> str:
-    return f"{limit.max_concurrency} {limit.max_starts_per_second} {'1' if limit.paused else '0'}"
+def _first_words(name: str, channel: bytes, lease_ms: int, limit: Limit | None) -> tuple[Word, ...]:
+    """What all calls of a script begin with, for one resource under one limit."""
+    limits: tuple[Word, ...] = ()
+    if limit is not None:
+        limits = (limit.max_concurrency, limit.max_starts_per_second, int(limit.paused))
+    if name == "permit_acquire":
+        return (channel, lease_ms, *limits)
+    if name == "permit_release":
+        return (channel, *limits)
+    return (lease_ms,) if name == "permit_renew" else ()
 
 
-def _acquire_words(owner: Owner, limit: Limit, lane: int, request: int, lease_ms: int, wait_ms: int) -> tuple[str, str]:
-    return owner.text, f"{request} {_checked_lane(lane)} {_limit_text(limit)} {lease_ms} {wait_ms}"
+def _acquire_terms(request: int, lane: int, wait_ms: int) -> str:
+    return f"{request} {_checked_lane(lane)} {wait_ms}"
 
 
-def _renew_words(lease_ms: int, permits: Sequence[Permit]) -> tuple[str | int, ...]:
-    words = (f"{p.owner.text}{_RECORD}{p.request}{_RECORD}{p.epoch}{_RECORD}" for p in permits)
-    return lease_ms, "".join(words)
+def _renew_text(permits: Sequence[Permit]) -> str:
+    return "".join([f"{p.owner.text}{_RECORD}{p.request}{_RECORD}{p.epoch}{_RECORD}" for p in permits])
 
 
-def _release_words(owners: Sequence[Owner], limit: Limit) -> tuple[str, str]:
-    return _RECORD.join([owner.text for owner in owners]), _limit_text(limit)
+def _not_renewed(text: str, batch: Sequence[int], permits: Sequence[Permit]) -> Iterator[tuple[int, Outcome, Permit]]:
+    """Those whose digit is not that of a plain renewal: where they stand, what became of them, and their permits."""
+    digits, epoch = text[: len(batch)], text[len(batch) :]
+    for at, digit in zip(batch, digits, strict=True):
+        if digit != _RENEWED:
+            permit, outcome = permits[at], _OUTCOMES[digit]
+            yield at, outcome, permit if outcome == "lost" else msgspec.structs.replace(permit, epoch=int(epoch))
+
+
+def _release_text(owners: Sequence[Owner]) -> str:
+    return _RECORD.join([owner.text for owner in owners])
 
 
 def _checked_lane(lane: int) -> int:

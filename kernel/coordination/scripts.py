@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from redis.exceptions import (
     AuthenticationError,
@@ -72,26 +72,45 @@ _WRAPPED = re.compile(r"Error running script .*@user_script: ?\d+: -?([A-Z]{2,})
 
 
 class BoundScript:
-    """A script with its keys: the head of its EVALSHA never changes and is packed once."""
+    """A script with its keys and the arguments that its calls begin with: what never changes is packed once.
 
-    __slots__ = ("_head", "_tail_of_eval", "_words", "name")
+    Packing is what a call costs a client most after the way to the server, so whoever calls often binds all it can.
+    """
 
-    def __init__(self, script: Script, keys: Sequence[bytes]) -> None:
+    __slots__ = ("_alone", "_bound", "_head", "_text", "_words", "name")
+
+    def __init__(self, script: Script, keys: Sequence[bytes], first: Sequence[Word] = ()) -> None:
         if len(keys) != len(script.keys):
             raise ValueError(f"{script.name} takes {len(script.keys)} keys, got {len(keys)}")
         self.name = script.name
-        bound = _packed((len(keys), *keys))
-        self._words = 3 + len(keys)
-        self._head = _packed(("EVALSHA", script.sha1)) + bound
-        self._tail_of_eval = _packed(("EVAL", script.text)) + bound
+        self._words = 3 + len(keys) + len(first)
+        self._bound = _packed((len(keys), *keys, *first))
+        self._head = _packed(("EVALSHA", script.sha1)) + self._bound
+        self._alone = b"*%d\r\n%b" % (self._words, self._head)
+        self._text = script.text
 
     def by_sha(self, args: Sequence[Word]) -> bytes:
         """The request that calls the script by its sha1."""
+        if not args:
+            return self._alone
         return b"*%d\r\n%b%b" % (self._words + len(args), self._head, _packed(args))
 
     def by_text(self, args: Sequence[Word]) -> bytes:
         """The request that loads and calls it in one step, so that no flush can come between."""
-        return b"*%d\r\n%b%b" % (self._words + len(args), self._tail_of_eval, _packed(args))
+        words = self._words + len(args)
+        return b"*%d\r\n%b%b%b" % (words, _packed(("EVAL", self._text)), self._bound, _packed(args))
+
+
+class Watch(Protocol):
+    """Who times the calls of scripts, where somebody does. Its methods must neither raise nor take long."""
+
+    def began(self) -> float: ...
+
+    def ended(self, script: str, began: float, error: Exception | None) -> None: ...
+
+    def sent_text(self, script: str) -> None:
+        """The server did not know it."""
+        ...
 
 
 class ScriptRunner:
@@ -119,10 +138,27 @@ class ScriptRunner:
         self._pid = os.getpid()
         # A list as a stack: append and pop are atomic, and the connection used last is the one most alive.
         self._shelf: list[tuple[Link, int]] = []
+        self.watch: Watch | None = None
 
     def call(self, bound: BoundScript, *args: Word) -> Any:
         """Run a script once; by its sha1, or by its text when the server does not know it (dc-lua-evalsha)."""
+        if self.watch is not None:
+            return self._watched(self.watch, bound, args)
         return self._exchange(bound.name, bound.by_sha(args), lambda: bound.by_text(args))
+
+    def _watched(self, watch: Watch, bound: BoundScript, args: Sequence[Word]) -> Any:
+        def by_text() -> bytes:
+            watch.sent_text(bound.name)
+            return bound.by_text(args)
+
+        began = watch.began()
+        try:
+            reply = self._exchange(bound.name, bound.by_sha(args), by_text)
+        except Exception as error:
+            watch.ended(bound.name, began, error)
+            raise
+        watch.ended(bound.name, began, None)
+        return reply
 
     def command(self, *words: Word) -> Any:
         """Run one plain command once. The first word names it in errors."""

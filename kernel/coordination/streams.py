@@ -17,7 +17,7 @@ import msgspec
 
 from kernel.config import Config
 from kernel.coordination.keys import Keys
-from kernel.coordination.scripts import BoundScript, ScriptRunner
+from kernel.coordination.scripts import BoundScript, ScriptRunner, Word
 from kernel.errors import CoordinationRejected, Refused, TooLarge
 from kernel.stream_words import (
     RECORD_BYTES_MAX,
@@ -84,11 +84,11 @@ class Streams:
 
         Raises Refused or TooLarge for what is no frame, before anything is sent.
         """
-        words = _append_words(generation, records, writer, request, self.terms, stream.tag, self._channel)
-        reply = self._runner.call(self._of(stream)[0], *words)
-        if isinstance(reply, bytes):
-            return NotAppended(cast(Why, reply.decode()))
-        return Appended(generation, reply) if isinstance(reply, int) else Appended(reply[1], reply[0])
+        terms = _append_terms(generation, records, writer, request)
+        reply = self._runner.call(self._of(stream)[0], terms, *records)
+        if type(reply) is int:
+            return Appended(generation, reply)
+        return NotAppended(cast(Why, reply.decode())) if isinstance(reply, bytes) else Appended(reply[1], reply[0])
 
     def reset(self, stream: StreamId, seniority: Seniority, *, reset_id: str, keep: bool = False) -> int | None:
         """Begin a new generation and return it (sse-reset); with `keep`, go on with one that has not ended.
@@ -137,7 +137,11 @@ class Streams:
             if len(self._bound) >= _BOUND_MAX:
                 # Streams come and go: what is bound again costs some microseconds.
                 self._bound.clear()
-            found = tuple(BoundScript(script, self._keys.of(script, stream=stream)) for script in map(get, _SCRIPTS))
+            first = {"stream_append": _append_first(self.terms, stream.tag, self._channel)}
+            found = tuple(
+                BoundScript(script, self._keys.of(script, stream=stream), first.get(script.name, ()))
+                for script in map(get, _SCRIPTS)
+            )
             self._bound[stream] = found
         return found
 
@@ -145,17 +149,20 @@ class Streams:
 # The functions below build ARGV as the contracts in lua/v1 say.
 
 
-def _append_words(
-    generation: int, records: Sequence[bytes], writer: str, request: int, terms: StreamTerms, tag: int, channel: bytes
-) -> tuple[str | bytes, ...]:
+def _append_first(terms: StreamTerms, tag: int, channel: bytes) -> tuple[Word, ...]:
+    """What all appends to one stream begin with."""
+    return channel, tag, terms.bytes_max, terms.running_ms, terms.open_ms
+
+
+def _append_terms(generation: int, records: Sequence[bytes], writer: str, request: int) -> str:
+    """What stands between that and the records. Raises Refused or TooLarge for what no append takes."""
     if not 1 <= len(records) <= RECORDS_MAX:
         raise Refused(f"records: 1 to {RECORDS_MAX} in one append, not {len(records)}")
     for record in records:
         _check_record(record)
     if type(request) is not int or not 1 <= request <= _REQUEST_MAX:
         raise Refused(f"request: a whole number from 1 on, not {request!r}")
-    limits = f"{terms.bytes_max} {terms.running_ms} {terms.open_ms}"
-    return f"{generation} {_word(writer, 'writer')} {request} {limits} {tag}", channel, *records
+    return f"{generation} {_word(writer, 'writer')} {request}"
 
 
 def _reset_words(

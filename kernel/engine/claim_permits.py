@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
 from kernel.definition import Definition
@@ -59,14 +59,14 @@ class ClaimPermits:
         self._whole = answer
         return None
 
-    @contextmanager
-    def of_step(self, index: int) -> Iterator[Denied | Callable[[], None]]:
+    def of_step(self, index: int) -> AbstractContextManager[Denied | Callable[[], None]]:
         """Around one invocation: why there is no place, or what is to be called right before the activity is."""
         step = self._definition.steps[index]
-        if step.resource is None:
-            yield _nothing
-            return
-        answer = self._take_handed(step.resource, step.name) or self._ask(step.resource, step.name, index)
+        return _UNLIMITED if step.resource is None else self._limited(index, step.name, step.resource)
+
+    @contextmanager
+    def _limited(self, index: int, name: str, resource: str) -> Iterator[Denied | Callable[[], None]]:
+        answer = self._take_handed(resource, name) or self._ask(resource, name, index)
         if isinstance(answer, Denied):
             yield answer
             return
@@ -106,11 +106,25 @@ class ClaimPermits:
             lane=instance.business_priority,
             request=next(self._requests) % REQUESTS,
             waits=instance.steps[index].traffic_wait_count,
+            waited_ms=waited_ms(instance, name, instance.claim_time or 0),
         )
 
 
 def _nothing() -> None:
     pass
+
+
+_UNLIMITED: AbstractContextManager[Callable[[], None]] = nullcontext(_nothing)
+
+
+def waited_ms(instance: Instance, name: str, now_ms: int) -> int:
+    """How long step `name`, or the workflow as a whole, has waited for a place until `now_ms`; 0 if it never had to."""
+    if name == WORKFLOW:
+        shown = instance.permit_wait
+        since_ms = None if shown is None or shown.step != WORKFLOW else shown.since_time
+    else:
+        since_ms = next((step.traffic_since_time for step in instance.steps if step.name == name), None)
+    return 0 if since_ms is None else max(0, now_ms - since_ms)
 
 
 def waiting(instance: Instance, definition: Definition) -> list[tuple[str, str]]:
@@ -176,6 +190,7 @@ class HandedOver:
                 request=0,
                 waits=max(counts, default=0),
                 at_least_ms=rests_ms,
+                waited_ms=waited_ms(instance, name, now_ms),
             )
             if isinstance(answer, Permit):
                 return answer

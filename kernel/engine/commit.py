@@ -8,13 +8,13 @@ the lease decides.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 from kernel.engine.claims import ActiveClaim
 from kernel.engine.ports import Event
-from kernel.errors import ClaimLost, OutcomeUnknown, StoreUnavailable
+from kernel.errors import ClaimLost, CorruptRecord, OutcomeUnknown, StoreUnavailable
 from kernel.ids import IdSource
-from kernel.records import Document, Instance, to_instance
+from kernel.records import Document, Instance, bears_mark, to_instance
 from kernel.store.conditional import Applied, Transition
 from kernel.store.protocol import Store
 from kernel.store.tables import INSTANCES
@@ -104,7 +104,7 @@ class Committer:
     def _marked(self, claim: ActiveClaim, transition: Transition) -> Instance | None:
         """The record, if it bears the mark of this very write."""
         document = self._read(claim, transition)
-        if document is not None and transition.commit_id in document.get("commit_ids", ()):
+        if document is not None and bears_mark(document, transition.commit_id):
             return self._landed(claim, document)
         return None
 
@@ -143,9 +143,31 @@ def settled(store: Store, transition: Transition) -> Document | None:
     return answer.document if isinstance(answer, Applied) else None
 
 
+def settled_each(store: Store, transitions: Sequence[Transition]) -> Iterator[Document | None]:
+    """As `settled`, for independent transitions at the price of few commits; None as well for a row that does not
+    decode, which keeps none of the others. StoreUnavailable and an undecidable outcome pass through, after what is
+    certain was given."""
+    try:
+        answers = store.apply_all(transitions)
+    except (OutcomeUnknown, CorruptRecord, StoreUnavailable):
+        # Lost, or one of them raised for all, and some may have been applied before: each tells what became of it.
+        for transition in transitions:
+            yield _settled_once(store, transition)
+        return
+    for answer in answers:
+        yield answer.document if isinstance(answer, Applied) else None
+
+
+def _settled_once(store: Store, transition: Transition) -> Document | None:
+    try:
+        return _marked(store, transition) or settled(store, transition)
+    except CorruptRecord:
+        return None
+
+
 def _marked(store: Store, transition: Transition) -> Document | None:
     """The row, if it bears the mark of this very write."""
     document = store.get(INSTANCES, transition.key)
-    if document is not None and transition.commit_id in document.get("commit_ids", ()):
+    if document is not None and bears_mark(document, transition.commit_id):
         return document
     return None

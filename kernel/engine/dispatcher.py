@@ -8,6 +8,7 @@ poll interval, and is woken when one becomes due earlier than that.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from kernel.engine.outbox import Outbox
 from kernel.engine.services import Services
@@ -30,6 +31,8 @@ class DispatcherLoop:
         self._may_defer_ms = services.clock.boot_ms() + 3 * services.settings.scan_ms
         self.done = services.runner.event()
         self.store_failed = False
+        self.last_words: Callable[[], None] = lambda: None
+        """Called when nothing is left that could be told of: what was told may be written now."""
         self.counters = {"queued": 0, "activated": 0, "released": 0, "deferred": 0}
 
     def start(self) -> None:
@@ -44,6 +47,7 @@ class DispatcherLoop:
             self._stop.wait(self._s.settings.poll_ms / 1000)
         for source in self._outbox.sources:
             source.ended.wait()
+        self.last_words()
         self.done.set()
 
     def wake(self) -> None:

@@ -18,7 +18,6 @@ from kernel.engine.claims import ActiveClaim
 from kernel.engine.outcomes import error_record
 from kernel.engine.services import Services
 from kernel.records import Instance
-from kernel.states import FAILED
 from kernel.store.conditional import Transition
 from kernel.stream_sink import Sink
 
@@ -78,25 +77,29 @@ class Ending:
 
     def success(self) -> bool:
         """All steps are done: SuccessFinalizer, then running → completed (fin-success-before)."""
-        hook = self._definition.success_finalizer
+        hook, elapsed_ms = self._definition.success_finalizer, 0
         if hook is not None:
             outcome = self._call("success finalizer", hook, self._s.settings.finalizer_timeout_ms)
+            elapsed_ms = outcome.elapsed_ms
             if outcome.error is not None:
-                return self.defer("success finalizer", outcome.error)
+                return self.defer("success finalizer", outcome.error, elapsed_ms)
         instance = self._claim.instance
-        committed = self._commit(partial(transitions.finish_completed, self._claim.held, instance))
-        self._s.note("workflow.completed", workflow_id=committed.workflow_id, revision=committed.revision)
+        committed = self._commit(
+            partial(transitions.finish_completed, self._claim.held, instance, elapsed_ms=elapsed_ms)
+        )
+        self._s.note("workflow.completed", instance=committed)
         return False
 
     def failure(self) -> bool:
         """FailureFinalizer, then failing → failed; the failed step is never run again (fin-failing-resume)."""
-        hook = self._definition.failure_finalizer
+        hook, elapsed_ms = self._definition.failure_finalizer, 0
         if hook is not None:
             outcome = self._call("failure finalizer", hook, self._s.settings.finalizer_timeout_ms)
+            elapsed_ms = outcome.elapsed_ms
             if outcome.error is not None:
-                return self.defer("failure finalizer", outcome.error)
-        committed = self._commit(partial(transitions.finish_failed, self._claim.held))
-        self._s.note("workflow.failed", workflow_id=committed.workflow_id, status=FAILED, revision=committed.revision)
+                return self.defer("failure finalizer", outcome.error, elapsed_ms)
+        committed = self._commit(partial(transitions.finish_failed, self._claim.held, elapsed_ms=elapsed_ms))
+        self._s.note("workflow.failed", instance=committed)
         return False
 
     def _call(self, what: str, hook: Callable[..., Any], timeout_ms: int, *, may_start: bool = True) -> Any:
@@ -106,7 +109,7 @@ class Ending:
         self._claim.check()
         return outcome
 
-    def defer(self, what: str, error: BaseException) -> bool:
+    def defer(self, what: str, error: BaseException, elapsed_ms: int = 0) -> bool:
         """Give the claim back with a growing delay, the error in the record; the claim is over (fin-error-visible)."""
         instance = self._claim.instance
         attempt = 1 if instance.finalizer is None else instance.finalizer.attempt + 1
@@ -122,11 +125,11 @@ class Ending:
                 error=record,
                 delay_ms=delay_ms,
                 next_time=self._s.store.now_ms() + delay_ms,
+                elapsed_ms=elapsed_ms,
+                what=what,
             )
         )
-        self._s.note(
-            "finalizer.deferred", workflow_id=committed.workflow_id, what=what, attempt=attempt, error=record.message
-        )
+        self._s.note("finalizer.deferred", instance=committed, what=what, tries=attempt, error=record.message)
         self._s.enqueue([committed])
         return False
 

@@ -51,6 +51,7 @@ class Entering:
                 instance,
                 index,
                 worker_id=self._s.worker.worker_id,
+                ready_time=readiness.ready_time(self._depends_on, instance, index),
                 waited_ms=0 if since is None else max(0, self._s.store.now_ms() - since),
                 others_wait=next_wait(instance, index, self._definition),
             )
@@ -81,15 +82,27 @@ class Entering:
 
     def _defer(self, index: int, denied: Denied, due_ms: int | None, rest: Rest | None) -> Instance:
         with self._traffic:
-            step = self._claim.instance.steps[index]
+            instance = self._claim.instance
+            step = instance.steps[index]
+            ready_ms = readiness.ready_time(self._depends_on, instance, index) if step.ready_time is None else None
             wait = PermitWaitRecord(
                 resource=denied.resource,
                 step=WORKFLOW if due_ms is None else step.name,
                 since_time=step.traffic_since_time or self._s.store.now_ms(),
             )
-            return self._commit(
-                partial(transitions.defer_for_permit, self._claim.held, index, wait=wait, due_time=due_ms, rest=rest)
+            committed = self._commit(
+                partial(
+                    transitions.defer_for_permit,
+                    self._claim.held,
+                    index,
+                    wait=wait,
+                    due_time=due_ms,
+                    ready_time=ready_ms,
+                    rest=rest,
+                )
             )
+        self._s.note("step.deferred", instance=committed, step=index, resource=denied.resource, reason=denied.reason)
+        return committed
 
     def _due_ms(self, denied: Denied) -> int:
         return self._s.store.now_ms() + denied.due_in_ms

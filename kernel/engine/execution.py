@@ -23,9 +23,10 @@ from kernel.engine.outcomes import Complete, Continue, Decision, GiveUp, Retry, 
 from kernel.engine.permits import Denied
 from kernel.engine.services import Services
 from kernel.engine.streaming import ClaimStream
+from kernel.engine.telling import told_lost, woken
 from kernel.errors import CheckpointError, InvalidDefinition, KernelError, StepTimeout, TooLarge, UnknownVersion
 from kernel.records import Instance
-from kernel.states import FAILING, RUNNING, STEP_RUNNING
+from kernel.states import FAILING, RUNNING, STEP_RUNNING, WAITING
 from kernel.store.conditional import Transition
 from kernel.transitions import Rest
 
@@ -63,7 +64,7 @@ class Execution:
         except KernelError as error:
             # Gone to another, fenced, or the store does not say (clm-uncertain). Whatever runs under this claim has
             # returned: if the row still bears our token, we are the ones to give it back.
-            self._s.note("claim.lost", workflow_id=self._claim.held.workflow_id, error=str(error), code=error.code)
+            told_lost(self._s.note, self._claim.instance, error)
             self._s.given_up.add(self._claim.held)
         except Exception:
             # A fault of this engine: the lease counts it as a death, so that it does not come back for ever.
@@ -82,7 +83,8 @@ class Execution:
             return False
         failed = readiness.first_failed(instance.steps)
         if failed is not None and failed.error is not None:
-            self._commit(partial(transitions.enter_failing, self._claim.held, error=failed.error))
+            committed = self._commit(partial(transitions.enter_failing, self._claim.held, error=failed.error))
+            self._s.note("workflow.failing", instance=committed)
             return True
         if readiness.all_satisfied(instance.steps):
             return self._ending.success()
@@ -139,9 +141,9 @@ class Execution:
                 following = None
         committed = self._commit_complete(index, decision, elapsed_ms, following=following, finish=finish)
         if finish:
-            self._s.note("workflow.completed", workflow_id=committed.workflow_id, revision=committed.revision)
+            self._s.note("workflow.completed", instance=committed)
         elif following is not None:
-            self._noted("step.started", committed, following)
+            self._s.note("step.started", instance=committed, step=following)
         return following
 
     def _commit_complete(
@@ -160,7 +162,7 @@ class Execution:
                 finish=finish,
             )
         )
-        self._noted("step.completed", committed, index)
+        self._s.note("step.completed", instance=committed, step=index)
         return committed
 
     def _pause_solo(self, index: int, decision: Suspend | Continue | Retry, elapsed_ms: int) -> bool:
@@ -178,7 +180,7 @@ class Execution:
         committed = self._commit(
             partial(pausing.transition, self._claim.held, index, pause, elapsed_ms=elapsed_ms, rest=rest)
         )
-        self._noted(pause.event, committed, index)
+        self._s.note(pause.event, instance=committed, step=index)
         return committed
 
     # --- several ready steps: each commits by itself --------------------------------------------------
@@ -233,7 +235,7 @@ class Execution:
 
     def _begin(self, index: int) -> None:
         committed = self._entering.begin(index)
-        self._noted("step.started", committed, index, takeovers=committed.steps[index].takeovers)
+        self._s.note("step.started", instance=committed, step=index, takeovers=committed.steps[index].takeovers)
 
     def _decided_before(self, index: int) -> Decision | None:
         """An attempt that ignored its timeout until its worker was replaced has failed by that timeout (B-40)."""
@@ -250,14 +252,17 @@ class Execution:
         """On a thread of its own, while the activity goes on; the claim is still ours and renewed."""
         build = partial(transitions.mark_stuck, self._claim.held, instance, index)
         try:
-            self._s.committer.attempt(self._claim, lambda commit_id: build(commit_id=commit_id))
+            committed = self._s.committer.attempt(self._claim, lambda commit_id: build(commit_id=commit_id))
         except KernelError as error:
             log.warning("a stuck step of %s could not be marked: %s", instance.workflow_id, error)
             return
-        self._noted("step.stuck", instance, index)
+        if committed is not None:
+            self._s.note("step.stuck", instance=committed, step=index)
 
     def _unbegin(self, index: int) -> bool:
-        self._s.enqueue([self._entering.unbegin(index)])
+        committed = self._entering.unbegin(index)
+        self._s.note("step.unbegun", instance=committed, step=index)
+        self._s.enqueue([committed])
         return False
 
     def _invoke(self, index: int) -> tuple[Decision, int]:
@@ -300,7 +305,11 @@ class Execution:
             build = partial(transitions.skip_step, held, index, error=error, elapsed_ms=elapsed_ms)
         else:
             build = partial(transitions.fail_step, held, index, error=error, elapsed_ms=elapsed_ms, failing=failing)
-        self._noted(_VERDICTS[decision.verdict], self._commit(build), index, error=error.message)
+        step_event, workflow_event = _VERDICTS[decision.verdict]
+        committed = self._commit(build)
+        self._s.note(step_event, instance=committed, step=index, error=error.message)
+        if workflow_event is not None and committed.status != RUNNING:
+            self._s.note(workflow_event, instance=committed)
 
     def _activate_own(self, instance: Instance, now_ms: int) -> bool:
         """Another waiting step of this claim has become due: go on with it (DECISIONS detail 1)."""
@@ -308,8 +317,11 @@ class Execution:
         if not due:
             return False
         build = partial(transitions.activate_own, self._claim.held, instance, due[0], now_ms=now_ms)
-        # A miss says that the store's clock is a little behind our estimate of it: the step is due in a moment.
-        return self._s.committer.attempt(self._claim, lambda commit_id: build(commit_id=commit_id)) is not None
+        committed = self._s.committer.attempt(self._claim, lambda commit_id: build(commit_id=commit_id))
+        if committed is None:
+            return False  # the store's clock is a little behind our estimate of it: the step is due in a moment
+        woken(self._s.note, committed, due[0], was_waiting=False)
+        return True
 
     def _admitted(self, index: int) -> bool:
         """Whether the workflow as a whole may run steps; if not, the claim is over (prm-tenant)."""
@@ -322,11 +334,13 @@ class Execution:
     def _release(self, instance: Instance) -> bool:
         rest = readiness.rest(self._depends_on, instance.steps)
         committed = self._commit(partial(transitions.release, self._claim.held, status=RUNNING, rest=rest))
-        self._s.note("claim.released", workflow_id=committed.workflow_id, status=committed.status)
+        self._s.note("claim.released", instance=committed)
         return self._rested(committed)
 
     def _rested(self, committed: Instance) -> bool:
         """The claim has ended: say when it goes on, and look whether a signal that it waits for is there already."""
+        if committed.status == WAITING:
+            self._s.note("workflow.waiting", instance=committed)
         # Nobody is woken for the end of a wait for a permit: a place that becomes free wakes somebody itself.
         self._s.enqueue([committed], wake=committed.permit_wait is None)
         self._permits.told(committed)
@@ -343,18 +357,10 @@ class Execution:
     def _commit(self, build: Callable[..., Transition]) -> Instance:
         return self._s.committer.commit(self._claim, lambda commit_id: build(commit_id=commit_id))
 
-    def _noted(self, event: str, instance: Instance, index: int, **fields: object) -> None:
-        step = instance.steps[index]
-        self._s.note(
-            event,
-            workflow_id=instance.workflow_id,
-            trace_id=instance.trace_id,
-            worker_id=self._s.worker.worker_id,
-            step=step.name,
-            attempt=step.attempt,
-            revision=instance.revision,
-            **fields,
-        )
 
-
-_VERDICTS = {"cancel": "workflow.canceled", "skip": "step.skipped", "fail": "step.failed"}
+_VERDICTS = {
+    "cancel": ("step.canceled", "workflow.canceled"),
+    "skip": ("step.skipped", None),
+    "fail": ("step.failed", "workflow.failing"),
+}
+"""What is told of the step, and of the workflow where the same write has ended its running."""

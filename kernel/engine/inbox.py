@@ -15,16 +15,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from typing import NamedTuple
-
-import msgspec
 
 from kernel import transitions
 from kernel.engine.commit import settled
+from kernel.engine.delivery import UNKNOWN, UNREADABLE, Delivery, Match
 from kernel.engine.matching import IDENTITY, consumed, identity_of, proofs, signal_of, signal_waits, waiting_for
 from kernel.engine.ports import Event
+from kernel.engine.telling import Note, silent, woken
 from kernel.errors import CorruptRecord, KernelError, OutcomeUnknown, StoreUnavailable, UnknownVersion
-from kernel.records import Document, Instance, to_instance
+from kernel.records import Document, Instance, bears_mark, to_instance
 from kernel.signals import Signal, SignalReceipt, SignalRecord, to_signal_record
 from kernel.states import RUNNING, WAITING
 from kernel.store.conditional import Applied, Duplicate, Equals, Exists, InsertAnswer, Inserted, Transition
@@ -40,41 +39,6 @@ _PENDING_SHOWN = 32
 _RETRY_FIRST_S = 0.02
 _RETRY_MAX_S = 1.0
 
-UNKNOWN = "unknown"
-UNREADABLE = "unreadable"
-
-
-class _Delivery(msgspec.Struct):
-    """One signal on its way: what is known of it so far."""
-
-    signal: Signal
-    seen: Instance | None = None
-    duplicate: bool = False
-    activated: bool = False
-    matched: bool = False
-    conflict: bool = False
-    target: str = UNKNOWN
-
-    def receipt(self) -> SignalReceipt:
-        return SignalReceipt(
-            signal_id=self.signal.signal_id,
-            duplicate=self.duplicate,
-            activated=self.activated,
-            matched=self.matched,
-            conflict=self.conflict,
-            target=self.target,
-        )
-
-
-class Match(NamedTuple):
-    """What a look at one signal's target came to."""
-
-    activated: bool
-    """By this very call."""
-    matched: bool
-    """By this call, or by another before it."""
-    status: str
-
 
 class Inbox:
     """Delivers signals and matches them with waits. Safe for many threads; holds no state."""
@@ -85,11 +49,14 @@ class Inbox:
         enqueue: Callable[[Sequence[Instance]], object],
         commit_id: Callable[[], str],
         pause: Event,
+        note: Note = silent,
     ) -> None:
         self._store = store
         self._enqueue = enqueue
         self._commit_id = commit_id
         self._pause = pause
+        self._note = note
+        self._delivered_to: Callable[[Sequence[Delivery]], None] = lambda deliveries: None
 
     # --- delivery ----------------------------------------------------------------------------------------
 
@@ -106,18 +73,23 @@ class Inbox:
             receipts.extend(delivery.receipt() for delivery in self._delivered(part))
         return receipts
 
-    def _delivered(self, signals: Sequence[Signal]) -> list[_Delivery]:
+    def _delivered(self, signals: Sequence[Signal]) -> list[Delivery]:
         # Read before the insert: a row that is new then is pending after it, without another reading.
         seen = {key: self._read_or_none(key) for key in dict.fromkeys(s.workflow_id for s in signals)}
         answers, certain = self._stored(signals)
-        deliveries: list[_Delivery] = []
+        deliveries: list[Delivery] = []
         for signal, answer in zip(signals, answers, strict=True):
             known = seen[signal.workflow_id] if certain else None
-            deliveries.append(_Delivery(signal, known, duplicate=isinstance(answer, Duplicate)))
+            deliveries.append(Delivery(signal, known, duplicate=isinstance(answer, Duplicate)))
         late = self._activate_at_once(deliveries)
         for delivery in late:
             self._deliver_late(delivery)
+        self._delivered_to(deliveries)
         return deliveries
+
+    def watch(self, seen: Callable[[Sequence[Delivery]], None]) -> None:
+        """Tell `seen` of signals that were just stored, after whoever waited for them was woken."""
+        self._delivered_to = seen
 
     def _stored(self, signals: Sequence[Signal]) -> tuple[list[InsertAnswer], bool]:
         """The answer of the inbox to each signal, and whether "inserted" means by this very call; raises when there is
@@ -141,10 +113,10 @@ class Inbox:
                 answers.append(Duplicate("signal_id"))
         return answers, False
 
-    def _activate_at_once(self, deliveries: Sequence[_Delivery]) -> list[_Delivery]:
+    def _activate_at_once(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
         """Wake those that waited before their signal was stored, in two commits; the others, to be looked at."""
-        chosen: list[tuple[_Delivery, Transition]] = []
-        late: list[_Delivery] = []
+        chosen: list[tuple[Delivery, int, Transition]] = []
+        late: list[Delivery] = []
         taken: set[str] = set()
         for delivery in deliveries:
             signal, instance = delivery.signal, delivery.seen
@@ -153,18 +125,17 @@ class Inbox:
                 late.append(delivery)
                 continue
             taken.add(signal.workflow_id)
-            chosen.append((delivery, self._activation(instance, index, signal.signal_id)))
-        woken: list[Instance] = []
-        for delivery, document in zip(
-            [delivery for delivery, _ in chosen], self._applied([write for _, write in chosen]), strict=True
-        ):
+            chosen.append((delivery, index, self._activation(instance, index, signal.signal_id)))
+        runnable: list[Instance] = []
+        documents = self._applied([write for _, _, write in chosen])
+        for (delivery, index, _), document in zip(chosen, documents, strict=True):
             if document is None:
                 late.append(delivery)  # missed or lost: looked at alone, which tells
                 continue
             delivery.activated, delivery.matched, delivery.target = True, True, WAITING
-            woken.append(to_instance(document))
-        self._mark_all([d.signal.signal_id for d, _ in chosen if d.activated])
-        self._told(woken)
+            runnable.append(self._activated(delivery.seen, document, index))
+        self._mark_all([d.signal.signal_id for d, _, _ in chosen if d.activated])
+        self._told(runnable)
         return late
 
     def _applied(self, writes: list[Transition]) -> list[Document | None]:
@@ -184,9 +155,9 @@ class Inbox:
             document = self._store.get(INSTANCES, write.key)
         except (OutcomeUnknown, StoreUnavailable, CorruptRecord):
             return None
-        return document if document is not None and write.commit_id in document.get("commit_ids", ()) else None
+        return document if document is not None and bears_mark(document, write.commit_id) else None
 
-    def _deliver_late(self, delivery: _Delivery) -> None:
+    def _deliver_late(self, delivery: Delivery) -> None:
         signal = delivery.signal
         try:
             if delivery.duplicate:
@@ -236,9 +207,10 @@ class Inbox:
             index = waiting_for(instance, signal)
             if index is None:
                 return Match(False, False, status)
-            if self._pending(signal.signal_id) is None:
+            record = self._pending(signal.signal_id)
+            if record is None:
                 return Match(False, True, status)
-            if self._woken(instance, index, signal.signal_id) is not None:
+            if self._wake(instance, index, record):
                 return Match(True, True, status)
         # Others changed it all the time; whoever suspends it next looks into the inbox.
         return Match(False, False, status)
@@ -262,12 +234,13 @@ class Inbox:
         for signal in self._pending_for(instance, index):
             if consumed(instance, signal.signal_id):
                 self.mark([signal.signal_id])
-            elif not self._is_pending(signal.signal_id):
                 continue
-            elif self._woken(instance, index, signal.signal_id) is not None:
+            record = self._pending_or_none(signal.signal_id)
+            if record is None:
+                continue
+            if self._wake(instance, index, record):
                 return True
-            else:
-                return self.match(signal).activated  # it has changed since: from the beginning
+            return self.match(signal).activated  # it has changed since: from the beginning
         return False
 
     def _pending_for(self, instance: Instance, index: int) -> list[Signal]:
@@ -288,25 +261,39 @@ class Inbox:
         )
         return [signal_of(row) for row in self._store.scan(query)]
 
-    def _is_pending(self, signal_id: str) -> bool:
-        """False also for a row that does not decode: it must not hide the next one."""
+    def _pending_or_none(self, signal_id: str) -> SignalRecord | None:
+        """As `_pending`; None also for a row that does not decode: it must not hide the next one."""
         try:
-            return self._pending(signal_id) is not None
+            return self._pending(signal_id)
         except (CorruptRecord, UnknownVersion) as error:
             log.error("a row of the inbox does not decode and is left alone: %s", error)
+            return None
+
+    def _wake(self, instance: Instance, index: int, record: SignalRecord) -> bool:
+        """Activate, mark, enqueue, wake; False when the row has changed since it was read."""
+        write = self._activation(instance, index, record.signal_id, record.created_time)
+        document = settled(self._store, write)
+        if document is None:
             return False
+        self._mark_all([record.signal_id])
+        self._told([self._activated(instance, document, index)])
+        return True
 
-    def _woken(self, instance: Instance, index: int, signal_id: str) -> Document | None:
-        """Activate, mark, enqueue, wake; None when the row has changed since it was read."""
-        document = settled(self._store, self._activation(instance, index, signal_id))
-        if document is not None:
-            self._mark_all([signal_id])
-            self._told([to_instance(document)])
-        return document
+    def _activated(self, before: Instance | None, document: Document, index: int) -> Instance:
+        instance = to_instance(document)
+        woken(self._note, instance, index, was_waiting=before is not None and before.status == WAITING)
+        return instance
 
-    def _activation(self, instance: Instance, index: int, signal_id: str) -> Transition:
+    def _activation(
+        self, instance: Instance, index: int, signal_id: str, arrival_time: int | None = None
+    ) -> Transition:
         return transitions.activate_signal(
-            instance, index, signal_id=signal_id, now_ms=self._store.now_ms(), commit_id=self._commit_id()
+            instance,
+            index,
+            signal_id=signal_id,
+            now_ms=self._store.now_ms(),
+            arrival_time=arrival_time,
+            commit_id=self._commit_id(),
         )
 
     # --- marks -------------------------------------------------------------------------------------------

@@ -17,9 +17,10 @@ import msgspec
 from kernel.cancel import CancelToken
 from kernel.clock import Clock
 from kernel.context import Context
+from kernel.credentials import without_credentials
 from kernel.engine.claims import ActiveClaim
 from kernel.engine.event_loop import EventLoop
-from kernel.engine.ports import Event, Runner
+from kernel.engine.ports import Runner
 from kernel.errors import ActivityPanic, StepTimeout
 
 
@@ -32,11 +33,20 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def text_of(error: BaseException) -> str:
-    """The text of a foreign exception, whose own code may fail."""
+    """The text of a foreign exception, whose own code may fail and which may quote a URL with its password."""
     try:
-        return str(error)
+        return without_credentials(str(error))
     except BaseException:
         return f"{type(error).__name__} whose text can not be made"
+
+
+class _Returned:
+    """Whether an invocation has come back; asked by the timer's thread, and nobody waits for it."""
+
+    __slots__ = ("yes",)
+
+    def __init__(self) -> None:
+        self.yes = False
 
 
 class Invoker:
@@ -75,14 +85,14 @@ class Invoker:
         started_ms = self._clock.boot_ms()
         deadline_ms = started_ms + timeout_ms
         claim.attach(token)
-        returned = self._runner.event()
+        returned = _Returned()
         timeout = self._runner.call_at(deadline_ms, partial(self._time_out, what, token, returned, on_stuck))
         try:
             ctx = context(token, lambda: deadline_ms - self._clock.boot_ms())
             value, error = self._call(function, ctx, token)
         finally:
             timeout.cancel()
-            returned.set()
+            returned.yes = True
             claim.detach(token)
         elapsed_ms = self._clock.boot_ms() - started_ms
         if token.reason == "timeout":
@@ -111,14 +121,16 @@ class Invoker:
         token.on_fire(call.cancel)
         return call.result()
 
-    def _time_out(self, what: str, token: CancelToken, returned: Event, on_stuck: Callable[[], None] | None) -> None:
+    def _time_out(
+        self, what: str, token: CancelToken, returned: _Returned, on_stuck: Callable[[], None] | None
+    ) -> None:
         """On the timer thread. The watch for an invocation that ignores its end starts only now: few ever need it."""
         token.fire("timeout")
         at_ms = self._clock.boot_ms() + self._stuck_grace_ms
         self._runner.call_at(at_ms, partial(self._stuck, what, returned, on_stuck))
 
-    def _stuck(self, what: str, returned: Event, on_stuck: Callable[[], None] | None) -> None:
-        if returned.is_set():
+    def _stuck(self, what: str, returned: _Returned, on_stuck: Callable[[], None] | None) -> None:
+        if returned.yes:
             return
 
         def told() -> None:

@@ -50,6 +50,8 @@ class Outbox:
         self.stop = around.runner.event()
         self._committed = committed
         self.counters = dict.fromkeys(COUNTERS, 0)
+        self.counted: Callable[[str], None] = lambda name: None
+        """Told of each count, from any slot."""
         self._lock = threading.Lock()
         self.spare = SpareSlots(around.settings.dispatch_slots - len(sources))
         self.sources = [SourceRecovery(source, candidates, around, self) for source in sources]
@@ -77,6 +79,7 @@ class Outbox:
         """One more of what `counters` counts. From any slot."""
         with self._lock:
             self.counters[name] += 1
+        self.counted(name)
         if name in _WRITES:
             self._committed()
 

@@ -90,12 +90,21 @@ class PermitDesk:
     # --- asking ------------------------------------------------------------------------------------------
 
     def ask(
-        self, resource: str, owner: Owner, *, lane: int, request: int, waits: int = 0, at_least_ms: int = 0
+        self,
+        resource: str,
+        owner: Owner,
+        *,
+        lane: int,
+        request: int,
+        waits: int = 0,
+        at_least_ms: int = 0,
+        waited_ms: int = 0,
     ) -> Permit | Denied:
         """A place, which is kept until `give_back`, or when to ask again. Never raises for Redis or the store.
 
         `waits`: how often this step was refused before. The net beneath the hand-over is wider each time, and lasts
         `at_least_ms`, so that a step that is asked for early keeps its place in line for as long as it rests.
+        `waited_ms`: since when it was refused first; told with the grant.
         """
         place = (resource, owner)
         with self._lock:
@@ -131,7 +140,7 @@ class PermitDesk:
             self._count("permits")
             with self._lock:
                 self._held[place] = answer.permit
-            self._note("permit.granted", **_names(resource, owner), how=answer.kind)
+            self._note("permit.granted", **_names(resource, owner), how=answer.kind, waited_ms=waited_ms)
         return answer.permit
 
     def start(self, permit: Permit, check: Callable[[], None]) -> None:
@@ -360,5 +369,5 @@ class PermitDesk:
 
 def _names(resource: str, owner: Owner) -> dict[str, object]:
     """What an event says of a place."""
-    step = {} if owner.step == WORKFLOW else {"step": owner.step}
+    step = {} if owner.step == WORKFLOW else {"step_name": owner.step}
     return {"resource": resource, "workflow_id": owner.workflow_id, **step}

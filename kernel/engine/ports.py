@@ -13,6 +13,7 @@ from kernel.candidates import Candidate, DueObjects, Popped, ScanTurn
 from kernel.config import Limit
 from kernel.dispatch import DueIntent
 from kernel.permit_words import Granted, Owner, Permit, Refused, Released, Renewal
+from kernel.records import Instance
 
 
 class ReadyQueue(Protocol):
@@ -91,4 +92,10 @@ class Runner(Protocol):
 class Observer(Protocol):
     """The eye beside the path. `note` is called after the fact, never blocks, and what it raises is dropped (S13)."""
 
-    def note(self, event: str, **fields: object) -> None: ...
+    def note(self, event: str, *, instance: Instance | None = None, step: int | None = None, **fields: object) -> None:
+        """Tell of `event`, a name of the closed list in `kernel.observe.events`.
+
+        `instance` is the record as the commit that is told of left it (obs-after-commit), `step` the position of the
+        step in it; `fields` say what neither of them holds.
+        """
+        ...

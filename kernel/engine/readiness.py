@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from kernel.definition import Plan
-from kernel.records import StepRecord
+from kernel.records import Instance, StepRecord
 from kernel.states import (
     STEP_ENTERABLE,
     STEP_FAILED,
@@ -45,6 +45,13 @@ def ready(depends_on: Dependencies, steps: Sequence[StepRecord], now_ms: int, ha
     """Steps to run now: enterable, and not held back by a retry back-off or a permit wait. The step to which a place
     was `handed` waits no longer."""
     return [k for k in enterable(depends_on, steps) if (steps[k].due_time or 0) <= now_ms or steps[k].name == handed]
+
+
+def ready_time(depends_on: Dependencies, instance: Instance, index: int) -> int:
+    """Since when an enterable step could have run: from the beginning of the run, or from the end of its last
+    dependency in it. A dependency that an earlier run completed held nothing up in this one."""
+    began = instance.created_time if instance.run_time is None else instance.run_time
+    return max([began, *(instance.steps[k].finish_time or 0 for k in depends_on[index])])
 
 
 def all_satisfied(steps: Sequence[StepRecord]) -> bool:

@@ -26,6 +26,7 @@ from collections.abc import Callable
 import msgspec
 
 from kernel.clock import Clock
+from kernel.credentials import without_credentials
 from kernel.definition import Plan
 from kernel.dispatch import OPEN, DispatchSource, DueIntent, Intent
 from kernel.engine.bad_intents import BadIntents
@@ -143,7 +144,7 @@ class Registration:
         except KernelError as error:
             return Decided("wait", f"{error.code}: {error}")
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
+            reason = without_credentials(f"{type(error).__name__}: {error}")
             if self._bad.report(object_id, reason):
                 log.exception("registering %s of %s failed", object_id, self._source.name)
             return Decided("wait", reason, bad=True)

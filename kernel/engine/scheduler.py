@@ -19,7 +19,7 @@ from kernel.engine import readiness
 from kernel.engine.claims import ActiveClaim
 from kernel.engine.execution import Execution
 from kernel.engine.services import Services
-from kernel.engine.takeover import Claimed, Claimer, Mismatch, NotYet, Stale, Suspect
+from kernel.engine.takeover import ClaimAnswer, Claimed, Claimer, Mismatch, NotYet, Stale, Suspect
 from kernel.errors import CoordinationDenied, CoordinationRejected, CoordinationUnavailable, KernelError
 from kernel.records import Instance
 from kernel.store.conditional import AtMost, Missing, OneOf
@@ -31,6 +31,7 @@ log = logging.getLogger("kernel.scheduler")
 
 _SUSPECT_PUSH_MS = 1_000
 _PASS_MS = 500
+_STORE_AGAIN_MS = 1_000
 _SEEN_MAX = 4_096
 
 
@@ -58,6 +59,7 @@ class Scheduler:
         self._guest: _Guest | None = None
         self._pushed: dict[str, int] = {}
         self._store_after: tuple[int, str] | None = None
+        self._next_store_ms = 0
         self.wake = services.runner.event()
         self.queue_failed = self._queue_denied = False
         self.scan_failed = False
@@ -66,6 +68,8 @@ class Scheduler:
         self.rebuild: Callable[[], None] = lambda: None
         self.repair: Callable[[], None] = lambda: None
         """Matches what the inbox holds with what waits; does nothing while its time has not come."""
+        self.tried: Callable[[Sequence[Candidate], Sequence[ClaimAnswer]], None] = lambda candidates, answers: None
+        """Told what came of each candidate, in any order, after the claims among them were started."""
 
     # --- slots -----------------------------------------------------------------------------------------
 
@@ -118,7 +122,7 @@ class Scheduler:
                     continue
             if not popped.candidates:
                 if self.scan_failed:
-                    self._claim_from_store(room)
+                    self._claim_beside_queue(room)
                 return popped.next_in_ms
             if self._try_all(popped.candidates):
                 tries_left = self._s.settings.stale_tries
@@ -168,6 +172,7 @@ class Scheduler:
                     self.claims_stale += 1
         started += self._try_suspects(suspects, back)
         self._s.enqueue_candidates(back)
+        self.tried(candidates, answers)
         return started
 
     def _try_suspects(self, suspects: Sequence[Suspect], back: list[Candidate]) -> int:
@@ -224,6 +229,14 @@ class Scheduler:
         self._s.note("claim.mismatch", workflow_id=answer.workflow_id, offered=self._keys)
         return [Candidate(answer.workflow_id, answer.lane, at_ms)]
 
+    def _claim_beside_queue(self, room: int) -> None:
+        """The queue answers, and may lack what the last sweep could not tell it. A look in vain is not made again at
+        once: what was found and can not run here now (a suspect, beside other work) is pushed back, which wakes this
+        very worker, and it would ask the store as fast as that answers."""
+        now_ms = self._s.clock.boot_ms()
+        if now_ms >= self._next_store_ms and not self._claim_from_store(room):
+            self._next_store_ms = now_ms + _STORE_AGAIN_MS
+
     def _claim_from_store(self, room: int) -> int:
         """Without the queue: due rows of our types straight from the store, in no order of priority.
 
@@ -275,12 +288,7 @@ class Scheduler:
         self._s.committer.count_commit()
         self._s.renewals.keep(claim)
         self._s.note(
-            "claim.taken",
-            workflow_id=instance.workflow_id,
-            trace_id=instance.trace_id,
-            claim_token=claim.held.claim_token,
-            worker_id=self._s.worker.worker_id,
-            taken_over=claimed.taken_over,
+            "claim.taken", instance=instance, claim_token=claim.held.claim_token, taken_over=claimed.taken_over
         )
         try:
             self._s.runner.spawn("slot", partial(self._run, claim))

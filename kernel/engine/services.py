@@ -19,6 +19,7 @@ from kernel.engine.permits import PermitDesk
 from kernel.engine.ports import Observer, Permits, ReadyQueue, Runner
 from kernel.engine.settings import Settings
 from kernel.engine.takeover import Worker
+from kernel.engine.telling import tell
 from kernel.errors import CoordinationRejected, CoordinationUnavailable
 from kernel.flows import Flows
 from kernel.ids import IdSource
@@ -67,9 +68,9 @@ class Services:
         self.observer = observer
         self.settings = settings
         self.worker = worker
-        self.given_up = GivenUp(store, worker.worker_id, committer.commit_id)
+        self.given_up = GivenUp(store, worker.worker_id, committer.commit_id, self.note)
         self.flows = flows
-        self.inbox = Inbox(store, self.enqueue, committer.commit_id, runner.event())
+        self.inbox = Inbox(store, self.enqueue, committer.commit_id, runner.event(), self.note)
         self.ports = ports
         self.streams = streams
         self.damaged = DamagedRows()
@@ -106,12 +107,9 @@ class Services:
             return False
         return True
 
-    def note(self, event: str, **fields: object) -> None:
+    def note(self, event: str, *, instance: Instance | None = None, step: int | None = None, **fields: object) -> None:
         """Tell the observer, after the fact; nothing it does reaches the path (S13)."""
-        try:
-            self.observer.note(event, **fields)
-        except Exception:
-            log.debug("the observer failed on %s", event, exc_info=True)
+        tell(self.observer, event, instance=instance, step=step, **fields)
 
 
 def declared_resources(app: App) -> list[str]:

@@ -16,10 +16,12 @@ from kernel import transitions
 from kernel.candidates import Candidate
 from kernel.engine.activation import activate_all_due
 from kernel.engine.claim_permits import owners_of
-from kernel.engine.commit import settled
+from kernel.engine.commit import settled, settled_each
 from kernel.engine.inbox_sweep import InboxSweep
+from kernel.engine.row_candidates import candidate_of
 from kernel.engine.services import Services
 from kernel.engine.takeover import poison_error, poison_reason
+from kernel.engine.telling import left_behind, put_aside
 from kernel.errors import CorruptRecord, UnknownVersion
 from kernel.permit_words import Owner
 from kernel.records import Instance, to_instance
@@ -95,8 +97,8 @@ class Sweeps:
             elif at_ms <= now_ms or (token is None and awaited is None):
                 # Who waits for a permit is queued when its time has come and not before: it may be in the lanes now,
                 # due at once, because a place was handed over to it, and would be moved to the later time.
-                candidates.append(Candidate(workflow_id, lane, at_ms))
-        self._push(candidates, now_ms, swept)
+                candidates.append(candidate_of(workflow_id, lane, at_ms))
+        self._push([candidate for candidate in candidates if candidate is not None], now_ms, swept)
         return due
 
     def _push(self, candidates: list[Candidate], now_ms: int, swept: Swept) -> None:
@@ -112,8 +114,8 @@ class Sweeps:
         for start in range(0, len(order), _TOGETHER):
             instances = [i for i in map(self._read, self._still_waiting(order[start : start + _TOGETHER])) if i]
             now_ms = self._s.store.now_ms()
-            rows = activate_all_due(self._s.store, instances, now_ms, self._s.committer.commit_id)
-            woken = [to_instance(row) for row in rows if row is not None]
+            found = activate_all_due(self._s.store, instances, now_ms, self._s.committer.commit_id, self._s.note)
+            woken = [instance for instance in found if instance is not None]
             swept.activated += len(woken)
             if woken and not self._s.enqueue(woken):
                 swept.complete = False
@@ -136,7 +138,8 @@ class Sweeps:
                 )
             )
             now_ms = self._s.store.now_ms()
-            self._s.enqueue_candidates([Candidate(workflow_id, lane, now_ms) for _, workflow_id, lane in rows])
+            found = [candidate_of(workflow_id, lane, now_ms) for _, workflow_id, lane in rows]
+            self._s.enqueue_candidates([candidate for candidate in found if candidate is not None])
             queued += len(rows)
             if len(rows) < self._s.settings.scan_page:
                 break
@@ -161,7 +164,6 @@ class Sweeps:
         `counted` is False when the supervisor ordered the death: it says nothing about the work then.
         """
         freed: list[Instance] = []
-        places: dict[str, list[Owner]] = {}
         after: tuple[Any, str] | None = None
         while True:
             rows = self._s.store.scan(
@@ -174,49 +176,60 @@ class Sweeps:
                     after=after,
                 )
             )
-            for workflow_id, token in rows:
-                if token is not None:
-                    given_back = self._release(Held(workflow_id, token), worker_id, counted=counted)
-                    freed.extend(given_back)
-                    self._add_places(given_back, token, places)
+            held = [Held(workflow_id, token) for workflow_id, token in rows if token is not None]
+            for start in range(0, len(held), _TOGETHER):
+                freed += self._release_all(held[start : start + _TOGETHER], worker_id, counted=counted)
             if len(rows) < self._s.settings.scan_page:
                 break
             after = (worker_id, rows[-1][0])
-        # Before everything that was queued since they were: they had been taken once already.
-        self._s.enqueue_candidates(
-            [Candidate(i.workflow_id, i.business_priority, i.created_time) for i in freed if i.parked is None]
-        )
-        for resource, owners in places.items():
-            self._s.permits.release(resource, owners)  # at once, and not when their leases end
         return [instance.workflow_id for instance in freed if instance.parked is None]
 
-    def _add_places(self, freed: list[Instance], token: str, places: dict[str, list[Owner]]) -> None:
-        """Whatever place the dead claim may have held: Redis knows which it did."""
-        for instance in freed:
-            definition = self._s.app.definitions.get(instance.type)
-            if definition is not None:
-                for resource, owner in owners_of(instance, token, definition):
-                    places.setdefault(resource, []).append(owner)
+    def _release_all(self, held: list[Held], worker_id: str, *, counted: bool) -> list[Instance]:
+        """In few commits, and queued while others are still being released: of a worker that held many the first go on
+        at once (L1)."""
+        read = {claim: self._read(claim.workflow_id) for claim in held}
+        releases = {
+            claim: self._release_of(claim, instance, worker_id, counted=counted)
+            for claim, instance in read.items()
+            if instance is not None and instance.claim_token == claim.claim_token
+        }
+        freed: list[Instance] = []
+        places: dict[str, list[Owner]] = {}
+        try:
+            settling = settled_each(self._s.store, list(releases.values()))
+            for (claim, release), document in zip(releases.items(), settling, strict=True):
+                if document is not None:
+                    freed.append(to_instance(document))
+                    self._add_places(freed[-1], claim.claim_token, places)
+                    self._s.note("claim.released_dead", instance=freed[-1], worker_id=worker_id, counted=counted)
+                    told = put_aside if release.name == "park_dead" else left_behind
+                    told(self._s.note, freed[-1], worker_id)
+        finally:
+            # Before everything that was queued since they were: they had been taken once already.
+            self._s.enqueue_candidates(
+                [Candidate(i.workflow_id, i.business_priority, i.created_time) for i in freed if i.parked is None]
+            )
+            for resource, owners in places.items():
+                self._s.permits.release(resource, owners)  # at once, and not when their leases end
+        return freed
 
-    def _release(self, held: Held, worker_id: str, *, counted: bool) -> list[Instance]:
-        instance = self._read(held.workflow_id)
-        if instance is None or instance.claim_token != held.claim_token:
-            return []
+    def _add_places(self, freed: Instance, token: str, places: dict[str, list[Owner]]) -> None:
+        """Whatever place the dead claim may have held: Redis knows which it did."""
+        definition = self._s.app.definitions.get(freed.type)
+        if definition is not None:
+            for resource, owner in owners_of(freed, token, definition):
+                places.setdefault(resource, []).append(owner)
+
+    def _release_of(self, held: Held, instance: Instance, worker_id: str, *, counted: bool) -> Transition:
         limit = self._s.settings.deaths_max
         if counted and limit and instance.deaths >= max(limit, SUSPECT_DEATHS + 1) - 1:
-            transition = self._park(instance, held, worker_id)
-        else:
-            transition = transitions.release_dead(
-                held, worker_id=worker_id, counted=counted, deaths_max=limit, commit_id=self._s.committer.commit_id()
-            )
-        document = settled(self._s.store, transition)
-        if document is None:
-            return []
-        self._s.note("claim.released_dead", workflow_id=held.workflow_id, worker_id=worker_id, counted=counted)
-        return [to_instance(document)]
+            return self._park(instance, held, worker_id)
+        return transitions.release_dead(
+            held, worker_id=worker_id, counted=counted, deaths_max=limit, commit_id=self._s.committer.commit_id()
+        )
 
     def _park(self, instance: Instance, held: Held, worker_id: str) -> Transition:
-        reason = poison_reason(instance)
+        reason = poison_reason(instance, seen=True)
         definition = self._s.app.definitions.get(instance.type)
         fails = definition is not None and definition.on_poison == "fail"
         log.error("%s %s: %s", "failing" if fails else "parking", instance.workflow_id, reason)
@@ -263,6 +276,11 @@ class Sweeps:
         live = self.live_definitions()
         return (self._defer(live) if defer else 0), self._undefer(live)
 
+    def release_own(self) -> int:
+        """A worker brings back what was pushed away for want of its own versions: where no dispatcher runs, nobody
+        else does (DECISIONS 13)."""
+        return self._undefer(frozenset(definition.plan.key for definition in self._s.app.definitions.values()))
+
     def _defer(self, live: frozenset[str]) -> int:
         now_ms = self._s.store.now_ms()
         deferred = 0
@@ -303,7 +321,8 @@ class Sweeps:
             now_ms=now_ms,
             commit_id=self._s.committer.commit_id(),
         )
-        if settled(self._s.store, transition) is None:
+        document = settled(self._s.store, transition)
+        if document is None:
             return 0
         log.warning(
             "no live worker runs %s with fingerprint %s (offered: %s): %s deferred",
@@ -312,7 +331,8 @@ class Sweeps:
             ", ".join(offered) or "none",
             workflow_id,
         )
-        self._s.note("claim.deferred", workflow_id=workflow_id, stored=instance.definition_fingerprint, offered=offered)
+        told = to_instance(document)
+        self._s.note("claim.deferred", instance=told, stored=instance.definition_fingerprint, offered=offered)
         return 1
 
     def _undefer(self, live: frozenset[str]) -> int:
@@ -340,6 +360,7 @@ class Sweeps:
                 document = settled(self._s.store, transition)
                 if document is not None:
                     freed.append(to_instance(document))
+                    self._s.note("claim.undeferred", instance=freed[-1])
             self._s.enqueue(freed)
             released += len(freed)
             if len(rows) < self._s.settings.scan_page:

@@ -21,10 +21,11 @@ from kernel.engine.commit import fresh_commit_id, settled
 from kernel.engine.damaged import DamagedRows
 from kernel.engine.readiness import due_waits
 from kernel.engine.settings import Settings
+from kernel.engine.telling import Note, left_behind, put_aside, silent
 from kernel.errors import CorruptRecord, OutcomeUnknown, StoreUnavailable, UnknownVersion
 from kernel.ids import IdSource
 from kernel.permit_words import Permit
-from kernel.records import Document, ErrorRecord, Instance, to_instance
+from kernel.records import Document, ErrorRecord, Instance, bears_mark, to_instance
 from kernel.states import CLAIMABLE, RUNNING, WAITING
 from kernel.store.conditional import Answer, Applied, Put, Transition
 from kernel.store.protocol import Store
@@ -104,6 +105,7 @@ class Claimer:
         on_unknown: Callable[[Held], None] = lambda held: None,
         damaged: DamagedRows | None = None,
         handed_over: HandedOver | None = None,
+        note: Note = silent,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -121,6 +123,7 @@ class Claimer:
         self._on_unknown = on_unknown
         self._damaged = damaged or DamagedRows()
         self._handed_over = handed_over
+        self._note = note
 
     def take_all(self, workflow_ids: Sequence[str], *, alone: bool) -> list[ClaimAnswer]:
         """Try each candidate once. `alone` when this worker holds nothing and offers exactly one candidate.
@@ -161,7 +164,7 @@ class Claimer:
         now_ms = self._store.now_ms()
         instances = [found.instance for found in due]
         try:
-            rows = activate_all_due(self._store, instances, now_ms, self._commit_id)
+            rows = activate_all_due(self._store, instances, now_ms, self._commit_id, self._note)
             again = [self._again(i, now_ms) for i, row in zip(instances, rows, strict=True) if row is None]
             ready = [i.workflow_id for i, row in zip(instances, rows, strict=True) if row is not None]
             return [*again, *(self.take_all(ready, alone=alone) if ready else [])]
@@ -199,7 +202,7 @@ class Claimer:
             return Stale(tried.key, "corrupt")
         if document is None:
             return Stale(tried.key, "unknown")
-        if answer is None and tried.commit_id in document.get("commit_ids", ()):
+        if answer is None and bears_mark(document, tried.commit_id):
             return self._claimed(document, sent_at_ms)
         return self._read(document, held_of(tried), alone=alone)
 
@@ -314,7 +317,10 @@ class Claimer:
             raise
         if document is None:
             return self._again(instance, self._store.now_ms())
-        return self._claimed(document, sent_at_ms, taken_over=taken_over)
+        answer = self._claimed(document, sent_at_ms, taken_over=taken_over)
+        if taken_over and isinstance(answer, Claimed):
+            left_behind(self._note, answer.claim.instance, instance.worker_id)
+        return answer
 
     def _alone(self, workflow_id: str) -> Transition:
         return transitions.claim_alone(
@@ -333,7 +339,7 @@ class Claimer:
         )
 
     def _park(self, instance: Instance, now_ms: int) -> ClaimAnswer:
-        reason = poison_reason(instance)
+        reason = poison_reason(instance, seen=False)
         error = poison_error(reason) if instance.type in self._poison_fails else None
         transition = transitions.park(
             instance.workflow_id,
@@ -344,8 +350,10 @@ class Claimer:
             fail=error,
             commit_id=self._commit_id(),
         )
-        if settled(self._store, transition) is not None:
+        document = settled(self._store, transition)
+        if document is not None:
             log.error("%s %s: %s", "parked" if error is None else "failing", instance.workflow_id, reason)
+            put_aside(self._note, to_instance(document), instance.worker_id)
         if error is not None:
             return NotYet(instance.workflow_id, instance.business_priority, now_ms)
         return Stale(instance.workflow_id, "parked")
@@ -360,11 +368,13 @@ def held_of(claim: Transition) -> Held:
     return Held(claim.key, str(token))
 
 
-def poison_reason(instance: Instance) -> str:
-    """The reason that a parked instance shows: which step was being executed, and how many workers died on it."""
+def poison_reason(instance: Instance, *, seen: bool) -> str:
+    """The reason that a parked instance shows: which step was being executed, how many workers died on it, and how the
+    last death is known: `seen` by its supervisor, or only by a lease that ran out."""
     running = [step.name for step in instance.steps if step.status == "running"]
     at = f"in step {', '.join(running)}" if running else f"while {instance.status}"
-    return f"{instance.deaths + 1} workers died {at} without progress; the last one ran nothing else"
+    known = "" if seen else " and was not seen to die: its lease ran out"
+    return f"{instance.deaths + 1} workers died {at} without progress; the last one ran nothing else{known}"
 
 
 def poison_error(reason: str) -> ErrorRecord:

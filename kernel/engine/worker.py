@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+from collections.abc import Callable
 
 from kernel.engine.event_loop import EventLoop
 from kernel.engine.ports import Event
@@ -32,6 +34,10 @@ class WorkerLoop:
         self._scanned_ms = services.clock.boot_ms()
         self.done = services.runner.event()
         self.store_failed = False
+        self.last_words: Callable[[], None] = lambda: None
+        """Called when the last claim has ended and nothing is left to be told: what was told may be written now."""
+        self._last_words_lock = threading.Lock()
+        self._last_words_said = False
         scheduler.rebuild = self._rebuild
 
     def start(self) -> None:
@@ -49,16 +55,18 @@ class WorkerLoop:
             self._scheduler.wake.clear()
             wait_ms = self.pass_once()
             self._scheduler.wake.wait(wait_ms / 1000)
-        self._note_drain("poll_stopped")
+        self._note_drain("drain.poll_stopped")
         while self._scheduler.busy:
             self._scheduler.wake.clear()
             if self._scheduler.busy:
                 self._scheduler.wake.wait(0.2)
-        self._note_drain("claims_ended")
+        self._note_drain("drain.claims_ended")
         self._s.renewals.stop()
         self._s.permits.stop()
         self._event_loop.close()
-        self._note_drain("ended")
+        self._say_last_words()
+        self._note_drain("drain.observations_drained")
+        self._note_drain("drain.ended")
         self.done.set()
 
     def pass_once(self) -> int:
@@ -84,13 +92,35 @@ class WorkerLoop:
     def drain(self) -> None:
         """First no wakeup, then no pass; running steps end, commit and release their claims (shd-order)."""
         self._stop_listening.set()
-        self._note_drain("wakeups_stopped")
+        self._note_drain("drain.wakeups_stopped")
         self._scheduler.stop()
 
+    def give_up_all(self, after_ms: int) -> None:
+        """Give back every claim as one that ends by order, which counts no death (DECISIONS detail 4): nobody is left
+        who could say that this worker has not died of its work.
+
+        Called just before the process ends, which must be gone within `after_ms`: activities still run, and so the work
+        is nobody's until then. The fence comes first, so that none of them commits what another may begin again.
+        """
+        for held in self._s.renewals.lose_all():
+            self._s.given_up.add(held)
+        freed = self._s.given_up.give_back(after_ms=after_ms)
+        if freed:
+            log.warning("gave back %d claims that could not be ended in time", len(freed))
+        self._s.enqueue(freed)
+        self._say_last_words()
+
+    def _say_last_words(self) -> None:
+        """Once: a worker that gives up may at the same moment see its last claim end."""
+        with self._last_words_lock:
+            if not self._last_words_said:
+                self._last_words_said = True
+                self.last_words()
+
     @staticmethod
-    def _note_drain(stage: str) -> None:
+    def _note_drain(event: str) -> None:
         """An operator who waits for the end sees in the log where it is (shd-order)."""
-        log.info("drain: %s", stage.replace("_", " "), extra={"event": f"drain.{stage}"})
+        log.info(event.replace(".", ": ").replace("_", " "), extra={"event": event})
 
     @property
     def draining(self) -> bool:
@@ -110,6 +140,7 @@ class WorkerLoop:
             },
             "claims": len(self._s.renewals.held()),
             "slots_busy": self._scheduler.busy,
+            "slots": self._s.settings.slots,
             "counters": {
                 "claims_taken": self._scheduler.claims_taken,
                 "claims_stale": self._scheduler.claims_stale,
@@ -128,6 +159,7 @@ class WorkerLoop:
         self._next_scan_ms = now_ms + round(self._s.settings.scan_ms * (0.8 + 0.2 * self._s.ids.fraction()))
         try:
             self._sweeps.touch_definitions()
+            self._sweeps.release_own()
             swept = self._sweeps.recover(self._s.settings.scan_ms)
         except KernelError as error:
             # An empty queue is no answer now: this very round asks the store, and the next scan comes soon.

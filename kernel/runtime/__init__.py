@@ -4,6 +4,7 @@
 | --- | --- |
 | `opening` | one connection or file each: the application, the store, the lanes, a publisher's client |
 | `publishing` | what a web process or a cron job works with |
+| `examining` | how the stores are, without a write: for `doctor` |
 | `assembly` | the engine of one process, put together and not yet running |
 | `link` | what a child's connection to its supervisor offers |
 | `roles` | worker, dispatcher, probe: what a supervisor's children run |

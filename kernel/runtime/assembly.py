@@ -14,6 +14,7 @@ from kernel.config import Limit
 from kernel.dispatch import DispatchSource
 from kernel.engine.claim_permits import HandedOver
 from kernel.engine.commit import Committer
+from kernel.engine.delivery import Delivery
 from kernel.engine.dispatcher import DispatcherLoop
 from kernel.engine.event_loop import EventLoop
 from kernel.engine.invoke import Invoker
@@ -111,15 +112,14 @@ class Engine:
         self.event_loop = EventLoop(runner, clock)
         committer = Committer(store, ids, runner.event())
         invoker = Invoker(
-            runner,
-            clock,
-            self.event_loop,
+            *(runner, clock, self.event_loop),
             stuck_grace_ms=settings.stuck_grace_ms,
             on_stuck=on_stuck or (lambda reason: log.error("stuck: %s", reason)),
         )
         shown = _client_streams(streams, runner, clock, ids)
-        input_max = settings.input_bytes_max
-        self._client = Client(store, queue, clock, ids, runner.event(), input_bytes_max=input_max, streams=shown)
+        observer = observer or LogObserver()
+        around = (store, queue, clock, ids, runner.event())
+        self._client = Client(*around, input_bytes_max=settings.input_bytes_max, streams=shown, observer=observer)
         self._sources, self._candidates = sources, candidates or NoCandidates()
         self.services = Services(
             app=app,
@@ -131,7 +131,7 @@ class Engine:
             committer=committer,
             renewals=Renewals(store, clock, runner, settings),
             invoker=invoker,
-            observer=observer or LogObserver(),
+            observer=observer,
             settings=settings,
             worker=worker,
             flows=self._client,
@@ -146,6 +146,10 @@ class Engine:
         self.sweeps = Sweeps(self.services)
         self.scheduler.repair = self.sweeps.inbox.pass_when_due
 
+    def watch_deliveries(self, seen: Callable[[Sequence[Delivery]], None]) -> None:
+        """Tell `seen` of every delivery of signals that activities of this process make."""
+        self._client.watch_deliveries(seen)
+
     def _claimer(self, keys: tuple[str, ...]) -> Claimer:
         services = self.services
         definitions = services.app.definitions
@@ -155,6 +159,7 @@ class Engine:
             on_unknown=services.given_up.add,
             damaged=services.damaged,
             handed_over=HandedOver(services.permits, definitions),
+            note=services.note,
         )
 
     @cached_property

@@ -20,6 +20,9 @@ class Order(Protocol):
     def worker_id(self) -> str: ...
 
     @property
+    def orphaned(self) -> bool: ...
+
+    @property
     def cause(self) -> str: ...
 
     @property

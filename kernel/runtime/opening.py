@@ -19,6 +19,7 @@ from kernel.app import App, PortsRequest
 from kernel.business_objects import BusinessObjects
 from kernel.client import Client
 from kernel.clock import Clock, SystemClock
+from kernel.closing import Closing
 from kernel.config import Config
 from kernel.coordination.dispatch_index import Announcer, DispatchIndex
 from kernel.coordination.endpoint import parse_redis_url
@@ -35,6 +36,7 @@ from kernel.engine.threads import ThreadRunner
 from kernel.errors import CoordinationUnavailable, InvalidConfig, InvalidName, KernelError
 from kernel.ids import IdSource, RandomIds, check_name
 from kernel.objects import Objects
+from kernel.runtime.observer import open_observer
 from kernel.store.mongo import MongoStore
 from kernel.store.protocol import Store
 from kernel.store.sqlite import SqliteStore
@@ -89,7 +91,7 @@ def open_store(config: Config, data_dir: Path, clock: Clock, *, prepare: bool = 
     else:
         store = SqliteStore(data_dir / STORE_FILE, clock, durability=config.durability, lease_ms=lease_ms)
     if prepare:
-        store.prepare()
+        _prepare(store, {})
     return store
 
 
@@ -127,7 +129,7 @@ def open_objects(
 
 
 def _prepare(store: Store, others: Mapping[str, BusinessObjects]) -> None:
-    """Prepare one of several stores; when it can not be, none of them stays open."""
+    """Prepare a store; when it can not be, neither it nor the others opened before it stay open."""
     try:
         store.prepare()
     except KernelError:
@@ -229,10 +231,19 @@ def open_client(
     runner = ThreadRunner(clock)
     streams, closers = _client_streams(config, redis_url, runner, ids, clock)
     closers += [store.close] if opened is None else [store.close, opened[1].close]
+    try:
+        seen = open_observer(config, data_dir, clock, runner, store.now_ms)
+    except InvalidConfig:
+        Closing(closers).close()
+        raise
+    # Closed first of all: what it has to write still needs the store's clock.
+    closers.append(seen.close)
+    seen.close_at_exit()
     return Client(
         *(store, queue, clock, ids, runner.event()),
         input_bytes_max=config.input_bytes_max,
         streams=streams,
+        observer=seen.observer,
         closers=closers,
     )
 

@@ -9,6 +9,8 @@ import socket
 from collections.abc import Callable
 from functools import partial
 
+import msgspec
+
 from kernel.app import PortsRequest
 from kernel.clock import SystemClock
 from kernel.config import Config
@@ -22,6 +24,7 @@ from kernel.engine.ports import ReadyQueue
 from kernel.engine.services import Services
 from kernel.engine.settings import Settings
 from kernel.engine.takeover import Worker
+from kernel.engine.threads import ThreadRunner
 from kernel.engine.worker import WorkerLoop
 from kernel.errors import (
     CoordinationDenied,
@@ -36,6 +39,8 @@ from kernel.ids import RandomIds
 from kernel.limits import Limits
 from kernel.runtime.assembly import Engine
 from kernel.runtime.link import Link, Order
+from kernel.runtime.metering import open_metering
+from kernel.runtime.observer import Observing, open_observer
 from kernel.runtime.opening import (
     NoQueue,
     load_app,
@@ -46,6 +51,7 @@ from kernel.runtime.opening import (
     open_store,
     open_streams,
 )
+from kernel.runtime.tracing import open_tracing
 from kernel.streams import StreamSettings
 
 log = logging.getLogger("kernel.runtime")
@@ -54,23 +60,28 @@ _EXIT_FAILED, _EXIT_CONFIG = 1, 2
 _REPORT_S = 1.0
 _RELEASE_AGAIN_MS = (1_000, 5_000)
 _DRAINING_REPORT_S = 0.05
+_ORPHAN_GONE_MS = 2_000
+"""An orphan that hastens is gone by then: the guardian ends it 1 s after that order, whatever holds it up."""
 
 
 def worker(link: Link) -> int:
     """The role of a worker process."""
     recycle: list[str] = []
-    engine = _started(link, recycle.append)
-    if isinstance(engine, int):
-        return engine
+    started = _started(link, recycle.append)
+    if isinstance(started, int):
+        return started
+    engine, seen = started
     _listen(engine, link, Keys(link.config.namespace).wakeup_channel, engine.scheduler.wake.set)
     loop = engine.worker_loop()
+    loop.last_words = seen.drain
+    report = partial(_report, link, loop, seen)
     # At once: a worker that dies of its first workflow has started well, and must not look like one that can not start.
-    engine.services.committer.on_first_commit = lambda: link.report(loop.status())
+    engine.services.committer.on_first_commit = report
     loop.start()
     link.ready()
     asked = False
     while not loop.done.is_set():
-        if not _obey(link, engine, loop):
+        if not _obey(link, engine, loop, report):
             return 1
         silent_ms = engine.event_loop.silent_ms()
         if silent_ms > engine.services.settings.loop_silence_ms:
@@ -86,23 +97,26 @@ def worker(link: Link) -> int:
 
 def dispatcher(link: Link) -> int:
     """The role of a dispatcher process."""
-    engine = _started(link, lambda reason: log.error("stuck: %s", reason))
-    if isinstance(engine, int):
-        return engine
+    started = _started(link, lambda reason: log.error("stuck: %s", reason))
+    if isinstance(started, int):
+        return started
+    engine, seen = started
     loop = engine.dispatcher_loop()
+    loop.last_words = seen.drain
+    report = partial(_report, link, loop, seen)
     if engine.outbox:
         _listen(engine, link, Keys(link.config.namespace).dispatch_channel, loop.wake)
-    engine.services.committer.on_first_commit = lambda: link.report(loop.status())
+    engine.services.committer.on_first_commit = report
     loop.start()
     link.ready()
     while not loop.done.is_set():
-        if not _obey(link, engine, loop):
+        if not _obey(link, engine, loop, report):
             return 1
     engine.stop_listening.set()
     return 0
 
 
-def _started(link: Link, on_stuck: Callable[[str], None]) -> Engine | int:
+def _started(link: Link, on_stuck: Callable[[str], None]) -> tuple[Engine, Observing] | int:
     """This process's engine, or its exit status after its last words: one line that the supervisor shows."""
     faulthandler.enable()
     try:
@@ -118,17 +132,23 @@ def _started(link: Link, on_stuck: Callable[[str], None]) -> Engine | int:
     return _EXIT_FAILED
 
 
-def _obey(link: Link, engine: Engine, loop: WorkerLoop | DispatcherLoop) -> bool:
+def _report(link: Link, loop: WorkerLoop | DispatcherLoop, seen: Observing) -> None:
+    link.report(seen.added_to(loop.status()))
+
+
+def _obey(link: Link, engine: Engine, loop: WorkerLoop | DispatcherLoop, report: Callable[[], None]) -> bool:
     """Wait for one order, carry it out, and report; False when this process shall give up what it runs."""
     order = link.next_order(_DRAINING_REPORT_S if loop.draining else _REPORT_S)
     if order is not None:
         if order.kind == "hasten":
+            if order.orphaned and isinstance(loop, WorkerLoop):
+                loop.give_up_all(_ORPHAN_GONE_MS)
             return False
         if order.kind == "drain":
             loop.drain()
         elif order.kind == "owner_dead":
             _release(engine.services, loop, link, order)
-    link.report(loop.status())
+    report()
     return True
 
 
@@ -143,8 +163,7 @@ def probe(link: Link) -> int:
     except KernelError as error:
         link.report({"error": str(error), "code": error.code})
         return 1
-    companions = [{"name": companion.name, "role": companion.role} for companion in app.companions]
-    link.report({"companions": companions, "types": sorted(app.definitions)})
+    link.report({"companions": msgspec.to_builtins(app.companions), "types": sorted(app.definitions)})
     return 0
 
 
@@ -192,12 +211,15 @@ def _release_again(loop: WorkerLoop | DispatcherLoop, order: Order) -> None:
         log.warning("the claims of a dead worker could not be looked for again: %s", error)
 
 
-def _engine(link: Link, on_stuck: Callable[[str], None]) -> Engine:
+def _engine(link: Link, on_stuck: Callable[[str], None]) -> tuple[Engine, Observing]:
     config, clock, ids = link.config, SystemClock(), RandomIds()
+    runner = ThreadRunner(clock)
+    # Before the application is imported: it may bring metrics of its own, which are then counted in the same way.
+    metering = open_metering(config, link.data_dir, link.role, link.slot)
     app = load_app(config.app)
-    store = open_store(config, link.data_dir, clock)
+    store = metering.store(open_store(config, link.data_dir, clock))
     opened = open_lanes(config, link.redis_url, clock)
-    queue: ReadyQueue = NoQueue() if opened is None else LaneQueue(opened[0], store.now_ms)
+    queue: ReadyQueue = NoQueue() if opened is None else metering.queue(LaneQueue(opened[0], store.now_ms))
     objects = open_objects(config, link.data_dir, app.objects, clock, ids=ids)
     request = PortsRequest(str(link.data_dir), dict(link.addresses), objects)
     ports = None if app.ports is None else app.ports(request)
@@ -208,7 +230,11 @@ def _engine(link: Link, on_stuck: Callable[[str], None]) -> Engine:
     ways = [places for places in (open_permits(config, link.redis_url, clock) for _ in range(2)) if places is not None]
     shown = open_streams(config, link.redis_url, clock)
     name = f"{socket.gethostname()}/{os.getpid()}/{link.role}-{link.slot}"
-    return Engine(
+    for _, scripts in (*ways, *(found for found in (opened, shown) if found is not None)):
+        metering.scripts(scripts)
+    seen = open_observer(config, link.data_dir, clock, runner, store.now_ms)
+    seen.add((*metering.beside, *open_tracing(clock, runner, f"{link.role}-{link.slot}", config.drain_s / 3)))
+    engine = Engine(
         app,
         Settings.of(config),
         store=store,
@@ -216,14 +242,20 @@ def _engine(link: Link, on_stuck: Callable[[str], None]) -> Engine:
         worker=Worker(link.worker_id, name),
         clock=clock,
         ids=ids,
+        runner=runner,
+        observer=seen.observer,
         ports=ports,
         on_stuck=on_stuck,
         sources=open_sources(app, request) if link.role == "dispatcher" else (),
         candidates=None if opened is None else DispatchIndex(opened[1], Keys(config.namespace), ids),
         limits=limits,
         permits=(ways[0][0], ways[1][0]) if ways else None,
-        streams=None if shown is None else (shown[0], StreamSettings.of(config)),
+        streams=None if shown is None else (metering.streams(shown[0]), StreamSettings.of(config)),
     )
+    metering.watch(engine)
+    if link.role == "dispatcher" or (config.dispatchers == 0 and link.slot == 0):
+        runner.spawn("retention", partial(seen.forget_old, engine.stop_listening))
+    return engine, seen
 
 
 def _announce(limits: Limits) -> None:

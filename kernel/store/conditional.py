@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import msgspec
@@ -36,6 +37,7 @@ _NAME = r"[a-z][A-Za-z0-9_]*"
 _PATH = re.compile(rf"steps\.(0|[1-9][0-9]{{0,3}})(\.{_NAME}){{0,2}}|(?!steps\.){_NAME}(\.[a-z][A-Za-z0-9_]{{0,63}})?")
 
 
+_field_of = attrgetter("field")
 _WHOLE_STEP = re.compile(r"steps\.[0-9]+")
 
 
@@ -142,8 +144,9 @@ CHANGES = (Put, Clear, Add, RaiseTo, LowerTo, PutNow, PutNowPlus, Append)
 
 
 class Transition(msgspec.Struct, frozen=True):
-    """One conditional write on one row. `commit_id` is set when the row keeps it, so that a writer that lost
-    the answer can see whether its own write landed (DECISIONS detail 3)."""
+    """One conditional write on one row. `commit_id` is set when the row keeps it, so that a writer that lost the answer
+    can see whether its own write landed (DECISIONS detail 3). A row that bears it already is missed: of a write that
+    was sent again while the first copy was still under way, one applies, whatever has happened in between."""
 
     name: str
     table: str
@@ -230,28 +233,51 @@ def parse(field: str) -> Path:
 
 def check(transition: Transition) -> None:
     """Refuse what one of the interpreters could not run exactly. Each shape of transition is checked once."""
-    _check_guards(_shape(transition.guards))
-    _check_changes(tuple((type(c), c.field) for c in transition.changes), transition.commit_id is not None)
-    _check_maps(transition)
-    if transition.table == INSTANCES:
-        for change in transition.changes:
-            if change.field.endswith("status") and isinstance(change, Put):
-                _check_status(change.field, change.value)
+    guards, changes = transition.guards, transition.changes
+    statuses = _checked(
+        (transition.table == INSTANCES, transition.commit_id is not None),
+        _shape(guards),
+        tuple(map(type, changes)),
+        tuple(map(_field_of, changes)),
+    )
+    for position in statuses:
+        change = changes[position]
+        assert isinstance(change, Put)
+        _check_status(change.field, change.value)
 
 
-def _shape(guards: tuple[Guard, ...]) -> tuple[tuple[type, str, type], ...]:
-    return tuple((type(g), g.field, type(getattr(g, "value", ""))) for g in guards)
+_Shape: TypeAlias = tuple[tuple[type, str, type], ...]
 
 
-def _check_maps(transition: Transition) -> None:
+def _shape(guards: tuple[Guard, ...]) -> _Shape:
+    return tuple([(type(g), g.field, type(getattr(g, "value", ""))) for g in guards])
+
+
+@lru_cache(maxsize=4096)
+def _checked(
+    of: tuple[bool, bool], guards: _Shape, kinds: tuple[type, ...], fields: tuple[str, ...]
+) -> tuple[int, ...]:
+    """The positions of the changes whose values are to be checked each time: they write a status. `of`: whether it is
+    an instance's, and whether it leaves a mark."""
+    of_instance, marked = of
+    changes = tuple(zip(kinds, fields, strict=True))
+    _check_guards(guards)
+    _check_changes(changes, marked)
+    _check_maps(guards, changes)
+    if not of_instance:
+        return ()
+    return tuple(n for n, (kind, field) in enumerate(changes) if kind is Put and field.endswith("status"))
+
+
+def _check_maps(guards: _Shape, changes: tuple[tuple[type, str], ...]) -> None:
     """A lease inside a map: some guard says that the map has a field, so it is one."""
-    for change in transition.changes:
-        path = parse(change.field)
-        if not isinstance(change, PutNowPlus) or len(path) < 2:
+    proved = [parse(field) for kind, field, _ in guards if kind not in (Differs, Missing)]
+    for kind, field in changes:
+        path = parse(field)
+        if kind is not PutNowPlus or len(path) < 2:
             continue
-        proofs = (guard for guard in transition.guards if not isinstance(guard, Differs | Missing))
-        if not any(len(found := parse(guard.field)) == 2 and found[0] == path[0] for guard in proofs):
-            raise InvalidTransition(f"{change.field}: now + n in a map needs a guard on a field of that map")
+        if not any(len(found) == 2 and found[0] == path[0] for found in proved):
+            raise InvalidTransition(f"{field}: now + n in a map needs a guard on a field of that map")
 
 
 def _check_status(field: str, value: object) -> None:
@@ -262,7 +288,7 @@ def _check_status(field: str, value: object) -> None:
 
 
 @lru_cache(maxsize=4096)
-def _check_guards(shape: tuple[tuple[type, str, type], ...]) -> None:
+def _check_guards(shape: _Shape) -> None:
     for kind, field, value in shape:
         if kind not in GUARDS:
             raise InvalidTransition(f"{kind.__name__} is no guard")
@@ -274,7 +300,6 @@ def _check_guards(shape: tuple[tuple[type, str, type], ...]) -> None:
         parse(field)
 
 
-@lru_cache(maxsize=4096)
 def _check_changes(shape: tuple[tuple[type, str], ...], marked: bool) -> None:
     if not shape:
         raise InvalidTransition("a transition without a change")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from kernel.errors import CorruptRecord
-from kernel.records import COMMIT_IDS_KEPT, Document
+from kernel.records import COMMIT_IDS_KEPT, Document, bears_mark
 from kernel.store.conditional import (
     Add,
     Append,
@@ -46,7 +46,7 @@ def changed(document: Document, transition: Transition, now_ms: int) -> Document
     Raises CorruptRecord when the row does not have the shape that the transition needs.
     """
     try:
-        if not holds(document, transition.guards, now_ms):
+        if not holds(document, transition.guards, now_ms) or bears_mark(document, transition.commit_id):
             return None
         change_all(document, transition.changes, now_ms)
         if transition.commit_id is not None:
@@ -74,14 +74,12 @@ def lookup(document: Document, path: Path) -> Any:
     """The value at `path`, or ABSENT."""
     value: Any = document
     for part in path:
-        if isinstance(part, int):
-            if not isinstance(value, list) or part >= len(value):
+        if type(part) is int:
+            if type(value) is not list or part >= len(value):
                 return ABSENT
-            value = value[part]
-        else:
-            if not isinstance(value, dict) or part not in value:
-                return ABSENT
-            value = value[part]
+        elif type(value) is not dict or part not in value:
+            return ABSENT
+        value = value[part]
     return value
 
 
@@ -93,77 +91,75 @@ def column_of(document: Document, column: str) -> Any:
 
 def holds(document: Document, guards: Iterable[Guard], now_ms: int) -> bool:
     """Whether all guards hold on `document` at the store's `now_ms`."""
-    return all(_holds(lookup(document, parse(guard.field)), guard, now_ms) for guard in guards)
+    for guard in guards:
+        path: tuple[Any, ...] = parse(guard.field)
+        value = document.get(path[0], ABSENT) if len(path) == 1 else lookup(document, path)
+        if not _HOLDS[type(guard)](value, guard, now_ms):
+            return False
+    return True
 
 
-def _holds(value: Any, guard: Guard, now_ms: int) -> bool:
-    match guard:
-        case Equals():
-            return same(value, guard.value)
-        case OneOf():
-            return any(same(value, wanted) for wanted in guard.values)
-        case Differs():
-            return not same(value, guard.value)
-        case Missing():
-            return value is ABSENT
-        case Exists():
-            return value is not ABSENT
-        case AtMost():
-            return is_number(value) and value <= guard.value
-        case AtLeast():
-            return is_number(value) and value >= guard.value
-        case Due():
-            return is_number(value) and value <= now_ms
+# By the kind of word, because a write has about twenty of them and every write of every process comes through here.
+_HOLDS: dict[type, Callable[[Any, Any, int], bool]] = {
+    Equals: lambda value, guard, now_ms: same(value, guard.value),
+    OneOf: lambda value, guard, now_ms: any(same(value, wanted) for wanted in guard.values),
+    Differs: lambda value, guard, now_ms: not same(value, guard.value),
+    Missing: lambda value, guard, now_ms: value is ABSENT,
+    Exists: lambda value, guard, now_ms: value is not ABSENT,
+    AtMost: lambda value, guard, now_ms: is_number(value) and value <= guard.value,
+    AtLeast: lambda value, guard, now_ms: is_number(value) and value >= guard.value,
+    Due: lambda value, guard, now_ms: is_number(value) and value <= now_ms,
+}
 
 
 def same(value: Any, wanted: Any) -> bool:
     """Equality as MongoDB sees it: true and 1 are different things."""
-    return value is not ABSENT and isinstance(value, bool) == isinstance(wanted, bool) and value == wanted
+    return value is not ABSENT and (type(value) is bool) is (type(wanted) is bool) and bool(value == wanted)
+
+
+_NUMBERS = (int, float)
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, _NUMBERS) and not isinstance(value, bool)
 
 
 def change_all(document: Document, changes: Iterable[Change], now_ms: int) -> None:
     """Apply all changes to `document` in place. The caller owns the document: nobody else may hold it."""
     for change in changes:
-        _change(document, change, now_ms)
+        path: tuple[Any, ...] = parse(change.field)
+        kind = type(change)
+        if kind is Clear:
+            _clear(document, path)
+            continue
+        parent: Any = document if len(path) == 1 else _parent(document, path)
+        last = path[-1]
+        if kind is Put:
+            parent[last] = change.value  # type: ignore[union-attr]  # a Put has one
+            continue
+        before = parent.get(last, ABSENT) if type(parent) is dict else parent[last]
+        parent[last] = _AFTER[kind](before, change, now_ms)
 
 
-def _change(document: Document, change: Change, now_ms: int) -> None:
-    path = parse(change.field)
-    if isinstance(change, Clear):
-        _clear(document, path)
-        return
-    parent, last = _parent(document, path)
-    before = parent.get(last, ABSENT) if isinstance(parent, dict) else parent[last]
-    match change:
-        case Put():
-            after = change.value
-        case Add():
-            after = change.value if before is ABSENT else before + change.value
-        case RaiseTo():
-            after = change.value if before is ABSENT else max(before, change.value)
-        case LowerTo():
-            after = change.value if before is ABSENT else min(before, change.value)
-        case PutNow():
-            after = now_ms
-        case PutNowPlus():
-            after = now_ms + change.ms
-        case Append():
-            after = [*([] if before is ABSENT else before), change.value][-change.keep :]
-    parent[last] = after
+_AFTER: dict[type, Callable[[Any, Any, int], Any]] = {
+    Add: lambda before, change, now_ms: change.value if before is ABSENT else before + change.value,
+    RaiseTo: lambda before, change, now_ms: change.value if before is ABSENT else max(before, change.value),
+    LowerTo: lambda before, change, now_ms: change.value if before is ABSENT else min(before, change.value),
+    PutNow: lambda before, change, now_ms: now_ms,
+    PutNowPlus: lambda before, change, now_ms: now_ms + change.ms,
+    Append: lambda before, change, now_ms: [*([] if before is ABSENT else before), change.value][-change.keep :],
+}
 
 
-def _parent(document: Document, path: Path) -> tuple[Any, Any]:
+def _parent(document: Document, path: Path) -> Any:
+    """What holds the last part of `path`; maps that lack on the way are made."""
     value: Any = document
     for part in path[:-1]:
-        value = value[part] if isinstance(part, int) else value.setdefault(part, {})
-    return value, path[-1]
+        value = value[part] if type(part) is int else value.setdefault(part, {})
+    return value
 
 
-def _clear(document: Document, path: Path) -> None:
-    parent = lookup(document, path[:-1])
-    if isinstance(parent, dict):
+def _clear(document: Document, path: tuple[Any, ...]) -> None:
+    parent = document if len(path) == 1 else lookup(document, path[:-1])
+    if type(parent) is dict:
         parent.pop(path[-1], None)

@@ -35,6 +35,7 @@ from kernel.store.conditional import (
     Transition,
 )
 from kernel.store.evaluate import column_of
+from kernel.store.facts import StoreFacts
 from kernel.store.mongo_client import Opener
 from kernel.store.mongo_clock import ServerClock
 from kernel.store.mongo_codec import CODEC, decoded, encoded, named_times, stored, text
@@ -171,6 +172,22 @@ class MongoStore:
         if self._tables[query.table].foreign:
             found = [named_times(row) for row in found]
         return [tuple(column_of(row, column) for column in query.columns) for row in found]
+
+    def examine(self) -> StoreFacts:
+        """How the server and the database are, without a write. Raises as `prepare`."""
+        connection = self._opener.connection()
+        with self._translated("look at the server", writing=False):
+            hello = connection.database.command("hello", codec_options=CODEC)
+            version = connection.client.server_info()["version"]
+            lacking = mongo_schema.lacking(connection.database, self._tables.values())
+        return StoreFacts(
+            kind="mongodb",
+            where=self._opener.hosts,
+            server=f"MongoDB {version}",
+            lacking=lacking,
+            set_name=hello.get("setName") or ("mongos" if hello.get("msg") == "isdbgrid" else None),
+            is_writable=bool(hello.get("isWritablePrimary", True)),
+        )
 
     def close(self) -> None:
         """Close the client. A later call opens a new one."""

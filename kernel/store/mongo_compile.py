@@ -48,6 +48,7 @@ from kernel.store.conditional import (
 )
 from kernel.store.evaluate import commit_mark
 from kernel.store.mongo_codec import is_time, stored, text
+from kernel.store.projection import REVISION, Totals
 from kernel.store.protocol import Query
 from kernel.store.tables import Table
 
@@ -201,7 +202,9 @@ def write_of(table: Table, transition: Transition) -> Write:
         _add_guard(found, guard)
     changes = transition.changes
     if transition.commit_id is not None:
-        changes = (*changes, commit_mark(text("commit_id", transition.commit_id)))
+        mark = commit_mark(text("commit_id", transition.commit_id))
+        changes = (*changes, mark)
+        found.never(mark.field, {"$eq": mark.value})  # of a list: no item is it
     _refuse(table, changes)
     for field in _steps_to_demand(transition.guards, changes):
         found.all_of(field, {"$exists": True})
@@ -221,6 +224,15 @@ def removal_of(table: Table, remove: Remove) -> Document:
     for guard in remove.guards:
         _add_guard(found, guard)
     return found.document()
+
+
+def keep_of(table: Table, key: str, document: Document) -> Write:
+    """The filter and the whole new row of a projection. The row that is there and newer makes it miss: then the upsert
+    runs into the unique index of the key, which is the server's way to say "not that one"."""
+    found = _Filter()
+    found.all_of(table.key, {"$eq": text(table.key, key)})
+    found.guard(REVISION, {"$lte": _number(REVISION, document[REVISION])})
+    return Write(found.document(), stored("", document))
 
 
 def _refuse(table: Table, changes: tuple[Change, ...]) -> None:
@@ -331,6 +343,24 @@ def page_of(table: Table, query: Query) -> Page:
         document["$or"] = beyond
     sort = [(query.order, 1), (table.key, 1)] if query.order != table.key else [(table.key, 1)]
     return Page(document, {"_id": 0, table.key: 1} | dict.fromkeys(query.columns, 1), sort)
+
+
+def totals_of(table: Table, wanted: Totals) -> list[Document]:
+    """The groups of a table's rows as stages. Raises InvalidTransition for a column that the table does not declare."""
+    for column in (*wanted.by, wanted.least, *(guard.field for guard in wanted.guards)):
+        if column not in {table.key, *table.columns}:
+            raise InvalidTransition(f"{table.name}: {column!r} is no declared column")
+    found = _Filter()
+    for guard in wanted.guards:
+        _add_guard(found, guard)
+    group = {"_id": {f"c{place}": f"${column}" for place, column in enumerate(wanted.by)}}
+    sizes = {"count": {"$sum": 1}, "least": {"$min": f"${wanted.least}"}}
+    return [
+        {"$match": found.document()},
+        {"$group": group | sizes},
+        {"$sort": {"count": -1, "_id": 1}},
+        {"$limit": wanted.limit},
+    ]
 
 
 def _beyond(found: _Filter, key: str, order: str, after: tuple[Any, str]) -> list[Document] | None:

@@ -54,6 +54,17 @@ def prepare(database: Database[Document], tables: Iterable[Table]) -> None:
     _check_version(database, must_exist=True)
 
 
+def lacking(database: Database[Document], tables: Iterable[Table]) -> tuple[str, ...]:
+    """The indexes that `prepare` would make. Raises SchemaMismatch for what is there and differs."""
+    _check_version(database, must_exist=False)
+    wanted = [(META, (_META_INDEX,), False), *((table.name, indexes_of(table), table.foreign) for table in tables)]
+    return tuple(
+        f"INDEX {index.name} of {name}"
+        for name, indexes, foreign in wanted
+        for index in _missing(database, name, indexes, foreign=foreign)
+    )
+
+
 def _check_version(database: Database[Document], *, must_exist: bool) -> None:
     meta = database.get_collection(META, read_concern=ReadConcern("majority"))
     found = meta.find_one({META_KEY: {"$eq": "schema"}}, {"_id": 0, "version": 1})

@@ -11,7 +11,7 @@ infrastructure raises, and only with classes of `kernel.errors`:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
@@ -31,6 +31,9 @@ from kernel.store.conditional import (
 )
 from kernel.store.conditional import Transition as Transition
 
+ScanGuard: TypeAlias = Equals | OneOf | AtMost | Exists | Missing | Differs
+"""What a page may ask of its columns."""
+
 
 class Query(msgspec.Struct, frozen=True):
     """A bounded page of a table: declared columns only, ordered by (`order`, key), after a position.
@@ -40,7 +43,7 @@ class Query(msgspec.Struct, frozen=True):
     """
 
     table: str
-    guards: tuple[Equals | OneOf | AtMost | Exists | Missing | Differs, ...]
+    guards: tuple[ScanGuard, ...]
     order: str
     columns: tuple[str, ...]
     limit: int

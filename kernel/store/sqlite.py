@@ -13,6 +13,7 @@ under a lock that all processes wait for in order:
 | `sqlite_rows` | documents as rows, statements |
 | `sqlite_schema` | tables, indexes, version |
 | `sqlite_files` | connections, and the driver's errors in the kernel's words |
+| `sqlite_probe` | whether it takes writes now, and who keeps it from that |
 
 `durability="full"` makes every answered write survive a loss of power (one fsync a batch); with "normal" it
 survives the death of any process, and a loss of power may take back the last ones (DECISIONS 22).
@@ -31,8 +32,9 @@ from typing import Any, cast
 from kernel.clock import Clock
 from kernel.errors import CorruptRecord, InvalidTransition, SchemaMismatch, StoreUnavailable, WrongProcess
 from kernel.records import Document
-from kernel.store import sqlite_clock, sqlite_files, sqlite_rows, sqlite_schema
+from kernel.store import sqlite_clock, sqlite_files, sqlite_probe, sqlite_rows, sqlite_schema
 from kernel.store.conditional import Answer, Insert, InsertAnswer, Remove, RemoveAnswer, Transition
+from kernel.store.facts import StoreFacts
 from kernel.store.protocol import Query
 from kernel.store.sqlite_commit import Committer, Task, Work, Write
 from kernel.store.sqlite_files import Durability
@@ -183,7 +185,8 @@ class SqliteStore:
             if isinstance(error, sqlite3.Error):
                 raise sqlite_files.translated(error, self.path) from None
             raise
-        if self._open and len(self._readers) < IDLE_READERS_MAX:
+        is_lasting = not isinstance(connection, sqlite_files.Frozen)
+        if self._open and is_lasting and len(self._readers) < IDLE_READERS_MAX:
             self._readers.append(connection)
         else:
             connection.close()
@@ -193,6 +196,22 @@ class SqliteStore:
             return self._readers.pop()
         except IndexError:
             return None
+
+    def examine(self) -> StoreFacts:
+        """How the file is, without a write. Raises StoreUnavailable, or SchemaMismatch where a start would."""
+        with self._reader() as connection:
+            lacking = sqlite_schema.lacking(connection, self.path, tuple(self._tables.values()))
+        fault, is_locked, holder = sqlite_probe.probe(self.path)
+        return StoreFacts(
+            kind="sqlite",
+            where=self.path,
+            server=f"SQLite {sqlite3.sqlite_version}",
+            lacking=lacking,
+            is_writable=fault is None,
+            write_fault=fault,
+            is_locked=is_locked,
+            lock_holder=holder,
+        )
 
     # --- life -----------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from operator import attrgetter
 from typing import TypeAlias
 
 import msgspec
@@ -43,6 +44,9 @@ Write: TypeAlias = Transition | Insert | Remove
 Task: TypeAlias = Callable[[sqlite3.Connection], object]
 Work: TypeAlias = tuple[Write, ...] | Task
 """Writes for the shared transaction, or something to be done alone with the connection."""
+
+_WROTE = (Applied, Inserted, Removed)
+_field_of = attrgetter("field")
 
 LOG_CHECK_COMMITS = 256
 LOG_BYTES_MAX = 4 * sqlite_files.WAL_BYTES_KEPT
@@ -160,7 +164,7 @@ class Committer:
             for slot in slots:
                 assert isinstance(slot.work, tuple)
                 outcomes = [self._outcome(connection, write, tick.now_ms) for write in slot.work]
-                wrote = wrote or any(isinstance(outcome, Applied | Inserted | Removed) for outcome in outcomes)
+                wrote = wrote or any(isinstance(outcome, _WROTE) for outcome in outcomes)
                 answers.append(outcomes)
             if wrote:
                 if tick.state != self.clock_state:
@@ -207,7 +211,7 @@ class Committer:
         document = changed(sqlite_rows.to_document(body, table.name, transition.key), transition, now_ms)
         if document is None:
             return MISSED
-        columns = _touched(table, tuple(change.field for change in transition.changes))
+        columns = _touched(table, tuple(map(_field_of, transition.changes)))
         values = sqlite_rows.column_values(columns, document)
         statement = sqlite_rows.update_row(table.name, columns)
         connection.execute(statement, (*values, sqlite_rows.to_body(document), rowid))

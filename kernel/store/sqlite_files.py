@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from typing import Literal
+from urllib.parse import quote
 
 from kernel.errors import KernelError, SchemaMismatch, StoreUnavailable
 from kernel.store import sqlite_schema
@@ -72,9 +73,27 @@ def open_writer(path: str, durability: Durability) -> sqlite3.Connection:
     return connection
 
 
+class Frozen(sqlite3.Connection):
+    """It reads the file as it is and looks for no change of it: for one statement only."""
+
+
 def open_reader(path: str) -> sqlite3.Connection:
-    """A connection that only reads, of a store that was prepared."""
-    connection = _connect(path)
+    """A connection that only reads, of a store that was prepared.
+
+    A reader makes the log's files where nobody has the store open. Who may not write in its folder gets a `Frozen` one
+    instead (ops-readonly): without a log there is nobody who writes.
+    """
+    try:
+        return _checked(_connect(path), path)
+    except sqlite3.OperationalError as error:
+        is_refused = primary_code(error) in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
+        if not is_refused or not os.path.exists(path) or os.path.lexists(f"{path}-wal"):
+            raise
+    place = f"file:{quote(path)}?mode=ro&immutable=1"
+    return _checked(sqlite3.connect(place, uri=True, isolation_level=None, factory=Frozen), path)
+
+
+def _checked(connection: sqlite3.Connection, path: str) -> sqlite3.Connection:
     try:
         connection.execute("PRAGMA query_only = ON")
         sqlite_schema.check_version(connection, path)
@@ -84,7 +103,23 @@ def open_reader(path: str) -> sqlite3.Connection:
     return connection
 
 
+def try_write(path: str) -> None:
+    """Take SQLite's own write lock and give it back, with nothing written and no setting of the file changed. The
+    caller holds the lock file: closing the last connection moves the log into the database."""
+    connection = _connect(path)
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("ROLLBACK")
+    finally:
+        connection.close()
+
+
 def _connect(path: str) -> sqlite3.Connection:
+    # A database behind a link is one that its owner moved: its path was resolved, so that log and lock lie beside it. A
+    # link in place of a log is a trap: SQLite would write pages to whatever it names.
+    for name in (f"{path}-wal", f"{path}-shm", f"{path}-journal"):
+        if os.path.islink(name):
+            raise StoreUnavailable(f"store {name}: is a symbolic link")
     # Transactions are begun by hand: the module's own would begin them too late and as readers, which SQLite
     # then refuses to make writers (SQLITE_BUSY_SNAPSHOT).
     return sqlite3.connect(path, timeout=BUSY_MS / 1000, isolation_level=None, check_same_thread=False)

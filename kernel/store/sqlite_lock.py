@@ -7,6 +7,7 @@ caller must get an answer blocks in it: see `kernel.store.sqlite_group`, where a
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import threading
@@ -23,10 +24,16 @@ class LockFile:
 
     def __init__(self, path: str) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        self.refusal: str | None = None
+        """Why nobody in this process can ever take it: who may only read the store needs no lock (ops-readonly)."""
         try:
             self._descriptor = os.open(path, flags, 0o600)
         except OSError as error:
-            raise StoreUnavailable(f"store lock {path}: {error.strerror}") from None
+            text = f"store lock {path}: {error.strerror}"
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise StoreUnavailable(text) from None
+            self._descriptor = -1
+            self.refusal = text
         self._mutex = threading.Lock()
         self._blocked = False
         self._closed = False
@@ -36,6 +43,8 @@ class LockFile:
         with self._mutex:
             if self._closed:
                 raise StoreUnavailable("the store is closed")
+            if self.refusal is not None:
+                raise StoreUnavailable(self.refusal)
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -47,7 +56,7 @@ class LockFile:
     def acquire(self) -> bool:
         """Wait for the lock, however long; False when the file was closed meanwhile or can not be locked."""
         with self._mutex:
-            if self._closed:
+            if self._closed or self.refusal is not None:
                 return False
             self._blocked = True
         locked = True
@@ -75,11 +84,12 @@ class LockFile:
             if self._closed:
                 return
             self._closed = True
-            if not self._blocked:
+            if not self._blocked and self.refusal is None:
                 os.close(self._descriptor)
 
     def forget_in_child(self) -> None:
         """After a fork: close this process's copy. Unlocking here would unlock the parent."""
         if not self._closed:
-            os.close(self._descriptor)
             self._closed = True
+            if self.refusal is None:
+                os.close(self._descriptor)

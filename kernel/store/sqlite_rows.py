@@ -8,7 +8,7 @@ and never compares below one. An absent field is NULL.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -18,7 +18,8 @@ from kernel.errors import CorruptRecord, InvalidTransition
 from kernel.records import Document
 from kernel.store.conditional import AtMost, Differs, Equals, Exists, Missing, OneOf, parse
 from kernel.store.evaluate import ABSENT, lookup
-from kernel.store.protocol import Query
+from kernel.store.projection import Totals
+from kernel.store.protocol import Query, ScanGuard
 from kernel.store.tables import Index, Table
 
 BODY = "_document"
@@ -56,6 +57,9 @@ def to_column(value: Any) -> int | float | str | bytes | None:
     return None if value is ABSENT else _encode(value)
 
 
+_SMALL = 2**62
+
+
 def from_column(stored: Any) -> Any:
     """The field's value; None for an absent one."""
     return _decode(stored) if isinstance(stored, bytes) else stored
@@ -68,7 +72,16 @@ def columns_of(table: Table) -> tuple[str, ...]:
 
 
 def column_values(columns: Sequence[str], document: Document) -> list[Any]:
-    return [to_column(lookup(document, parse(column))) for column in columns]
+    """The values of columns. Most are text, small numbers or absent, which SQL takes as they are."""
+    found: list[Any] = []
+    for column in columns:
+        value = document.get(column, ABSENT) if "." not in column else lookup(document, parse(column))
+        kind = type(value)
+        if kind is str or (kind is int and -_SMALL < value < _SMALL):
+            found.append(value)
+        else:
+            found.append(None if value is ABSENT else to_column(value))
+    return found
 
 
 # --- definition ---------------------------------------------------------------------------------------
@@ -124,34 +137,82 @@ def delete_row(table: str) -> str:
     return f"DELETE FROM {quoted(table)} WHERE rowid = ?"
 
 
+@lru_cache(maxsize=64)
+def keep_row(table: Table, newer_by: str) -> str:
+    """A row of a projection: stored if there is none of its key, or none that is newer."""
+    columns = columns_of(table)
+    names = ", ".join(quoted(name) for name in (table.key, *columns, BODY))
+    places = ", ".join("?" * (len(columns) + 2))
+    changes = ", ".join(f"{quoted(name)} = excluded.{quoted(name)}" for name in (*columns, BODY))
+    return (
+        f"INSERT INTO {quoted(table.name)} ({names}) VALUES ({places}) ON CONFLICT ({quoted(table.key)}) "
+        f"DO UPDATE SET {changes} WHERE {quoted(table.name)}.{quoted(newer_by)} <= excluded.{quoted(newer_by)}"
+    )
+
+
 def scan_rows(table: Table, query: Query) -> tuple[str, list[Any]]:
     """A page as one statement over columns, with its parameters. Raises InvalidTransition for another field."""
-    names = {*table.columns, table.key}
-    for field in (query.order, *query.columns, *(guard.field for guard in query.guards)):
-        if field not in names:
-            raise InvalidTransition(f"scan: {field!r} is no declared column of {table.name}")
+    _declared(table, query.columns)
+    page, values = _page(table, query)
+    return f"SELECT {', '.join(quoted(column) for column in query.columns)} {page}", values
+
+
+def page_bodies(table: Table, query: Query) -> tuple[str, list[Any]]:
+    """As `scan_rows`, but key and document of each row."""
+    page, values = _page(table, query)
+    return f"SELECT {quoted(table.key)}, {BODY} {page}", values
+
+
+def _page(table: Table, query: Query) -> tuple[str, list[Any]]:
+    _declared(table, (query.order, *(guard.field for guard in query.guards)))
     order, key = quoted(query.order), quoted(table.key)
     # `IS NOT NULL` stands here word for word as in the partial indexes: only then are they used (STORE §5).
-    conditions = [f"{order} IS NOT NULL"]
-    values: list[Any] = []
-    for guard in query.guards:
-        condition, more = _condition(guard)
-        conditions.append(condition)
-        values.extend(more)
+    conditions, values = [f"{order} IS NOT NULL"], list[Any]()
+    _add_guards(conditions, values, query.guards)
     # The key twice in an order would cost a sort.
     position = (order,) if query.order == table.key else (order, key)
     if query.after is not None:
         conditions.append(f"({', '.join(position)}) > ({', '.join('?' * len(position))})")
         values.extend((to_column(query.after[0]), query.after[1])[-len(position) :])
-    wanted = ", ".join(quoted(column) for column in query.columns)
     where = " AND ".join(conditions)
     return (
-        f"SELECT {wanted} FROM {quoted(table.name)} WHERE {where} ORDER BY {', '.join(position)} LIMIT ?",
+        f"FROM {quoted(table.name)} WHERE {where} ORDER BY {', '.join(position)} LIMIT ?",
         [*values, query.limit],
     )
 
 
-def _condition(guard: Equals | OneOf | AtMost | Exists | Missing | Differs) -> tuple[str, list[Any]]:
+def total_rows(table: Table, wanted: Totals) -> tuple[str, list[Any]]:
+    """Groups of rows as one statement: the columns of the group, its size, its least."""
+    _declared(table, (*wanted.by, wanted.least, *(guard.field for guard in wanted.guards)))
+    conditions, values = ["1"], list[Any]()
+    _add_guards(conditions, values, wanted.guards)
+    # The plus keeps an index of one column out, for a guard and for the groups: what most rows have would be looked up
+    # in the table row by row, while an index that has all columns of the question answers it alone.
+    conditions = [f"+{condition}" for condition in conditions]
+    by = ", ".join(quoted(column) for column in wanted.by)
+    groups = ", ".join(f"+{quoted(column)}" for column in wanted.by)
+    statement = (
+        f"SELECT {by}, COUNT(*), MIN({quoted(wanted.least)}) FROM {quoted(table.name)} "
+        f"WHERE {' AND '.join(conditions)} GROUP BY {groups} ORDER BY COUNT(*) DESC, {by} LIMIT ?"
+    )
+    return statement, [*values, wanted.limit]
+
+
+def _declared(table: Table, fields: Iterable[str]) -> None:
+    names = {*table.columns, table.key}
+    for field in fields:
+        if field not in names:
+            raise InvalidTransition(f"scan: {field!r} is no declared column of {table.name}")
+
+
+def _add_guards(conditions: list[str], values: list[Any], guards: Iterable[ScanGuard]) -> None:
+    for guard in guards:
+        condition, more = _condition(guard)
+        conditions.append(condition)
+        values.extend(more)
+
+
+def _condition(guard: ScanGuard) -> tuple[str, list[Any]]:
     field = quoted(guard.field)
     match guard:
         case Equals():

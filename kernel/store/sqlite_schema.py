@@ -1,7 +1,8 @@
 """The schema of a SQLite store: made once, and checked word for word at every start.
 
 A missing table is made with its indexes. A table that is there must be exactly as declared: an index that was
-dropped is not made again in silence, because rows that it would have refused may be in the table by now (A50).
+dropped is not made again in silence, because rows that it would have refused may be in the table by now (A50); of a
+derived table only the unique ones refuse any.
 """
 
 from __future__ import annotations
@@ -40,6 +41,12 @@ def prepare(connection: sqlite3.Connection, path: str, tables: Iterable[Table]) 
             connection.execute("ROLLBACK")
 
 
+def lacking(connection: sqlite3.Connection, path: str, tables: Iterable[Table]) -> tuple[str, ...]:
+    """The tables and indexes that `prepare` would make. Raises SchemaMismatch for what is there and differs."""
+    statements = _missing(path, tables, _found(connection))
+    return tuple(statement.partition(" (")[0].removeprefix("CREATE ") for statement in statements)
+
+
 def check_version(connection: sqlite3.Connection, path: str, *, made: bool = True) -> None:
     """Raises SchemaMismatch for the file of a newer kernel, for that of another program, and with `made` for one
     in which nothing was prepared yet."""
@@ -74,6 +81,7 @@ def _missing(path: str, tables: Iterable[Table], found: dict[str, str]) -> Itera
     for table in tables:
         create = rows.create_table(table)
         indexes = {index.name: rows.create_index(table, index) for index in table.indexes}
+        unique = {index.name for index in table.unique}
         if table.name not in found:
             yield create
             yield from indexes.values()
@@ -81,9 +89,11 @@ def _missing(path: str, tables: Iterable[Table], found: dict[str, str]) -> Itera
         if found[table.name] != create:
             raise SchemaMismatch(f"store {path}: table {table.name} differs from its declaration: {found[table.name]}")
         for name, statement in indexes.items():
-            if name not in found:
+            if name not in found and table.derived and name not in unique:
+                yield statement
+            elif name not in found:
                 raise SchemaMismatch(
                     f"store {path}: {table.name} lacks an index that correctness rests on: {statement}"
                 )
-            if found[name] != statement:
+            elif found[name] != statement:
                 raise SchemaMismatch(f"store {path}: index {name} differs from its declaration: {found[name]}")

@@ -23,7 +23,9 @@ class Table(msgspec.Struct, frozen=True):
 
     A column may be a field of a top-level map (`workflow_dispatch.due_time`). A `foreign` table belongs to the user:
     on MongoDB it may hold documents that are none of ours, with no key or one that is no text, which no scan answers;
-    its other dates stay dates, and an index of the user's that does what one of ours would do serves as well.
+    its other dates stay dates, and an index of the user's that does what one of ours would do serves as well. The rows
+    of a `derived` one can be made anew from others: nothing but speed rests on its indexes that are not unique, so one
+    that an older kernel has not made is made.
     """
 
     name: str
@@ -31,6 +33,7 @@ class Table(msgspec.Struct, frozen=True):
     columns: tuple[str, ...]
     indexes: tuple[Index, ...]
     foreign: bool = False
+    derived: bool = False
 
     @property
     def unique(self) -> tuple[Index, ...]:

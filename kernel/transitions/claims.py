@@ -139,18 +139,22 @@ def release(claim: Held, *, status: InstanceStatus, rest: Rest, commit_id: str) 
     )
 
 
-def release_dead(claim: Held, *, worker_id: str, counted: bool, deaths_max: int, commit_id: str) -> Transition:
+def release_dead(
+    claim: Held, *, worker_id: str, counted: bool, deaths_max: int, after_ms: int = 0, commit_id: str
+) -> Transition:
     """Give back the claim of a worker whose death is proved; `counted` unless the supervisor ordered it.
 
     Guarded by owner and token as read: a later claim of the same instance is never touched (DECISIONS detail 5).
-    With `counted` it misses where this death has to park the instance: see `park_dead`.
+    With `counted` it misses where this death has to park the instance: see `park_dead`. `after_ms`: claimable only
+    then, for a holder that gives back while it ends and is gone by that time at the latest.
     """
     guards: tuple[Guard, ...] = (
         Equals("worker_id", worker_id),
         Equals("claim_token", claim.claim_token),
         OneOf("status", CLAIMABLE),
     )
-    changes: tuple[Change, ...] = (PutNow("claimable_time"), *UNCLAIM)
+    due = PutNowPlus("claimable_time", after_ms) if after_ms else PutNow("claimable_time")
+    changes: tuple[Change, ...] = (due, *UNCLAIM)
     if counted:
         changes = (*changes, Add("deaths", 1))
         if deaths_max:

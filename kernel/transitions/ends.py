@@ -13,8 +13,8 @@ from kernel.states import (
     STEP_SKIPPED,
     InstanceStatus,
 )
-from kernel.store.conditional import Change, Clear, Equals, OneOf, Put, PutNow, PutNowPlus, Transition
-from kernel.transitions.parts import PROGRESS, UNCLAIM, Held, held, step_error, step_field, transition
+from kernel.store.conditional import Add, Change, Clear, Equals, OneOf, Put, PutNow, PutNowPlus, Transition
+from kernel.transitions.parts import PROGRESS, UNCLAIM, Held, executed, held, step_error, step_field, transition
 from kernel.transitions.steps import COMPLETION
 
 
@@ -24,18 +24,22 @@ def enter_failing(claim: Held, *, error: ErrorRecord, commit_id: str) -> Transit
     return transition("enter_failing", claim.workflow_id, held(claim), changes, commit_id)
 
 
-def finish_completed(claim: Held, instance: Instance, *, commit_id: str) -> Transition:
-    """running → completed, after the SuccessFinalizer; every step completed or skipped (fin-success-commit)."""
+def finish_completed(claim: Held, instance: Instance, *, elapsed_ms: int = 0, commit_id: str) -> Transition:
+    """running → completed, after the SuccessFinalizer; every step completed or skipped (fin-success-commit).
+
+    `elapsed_ms` is how long a finalizer ran just now, here and below.
+    """
     guards = (
         *held(claim),
         *(OneOf(step_field(k, "status"), STEP_SATISFIES) for k in range(len(instance.steps))),
     )
-    return transition("finish_completed", claim.workflow_id, guards, (*COMPLETION, *PROGRESS), commit_id)
+    changes = (*COMPLETION, *_finalized(elapsed_ms), *PROGRESS)
+    return transition("finish_completed", claim.workflow_id, guards, changes, commit_id)
 
 
-def finish_failed(claim: Held, *, commit_id: str) -> Transition:
+def finish_failed(claim: Held, *, elapsed_ms: int = 0, commit_id: str) -> Transition:
     """failing → failed, after the FailureFinalizer (fin-failing-first)."""
-    changes = (Put("status", FAILED), *_ended(), *PROGRESS)
+    changes = (Put("status", FAILED), *_ended(), *_finalized(elapsed_ms), *PROGRESS)
     return transition("finish_failed", claim.workflow_id, held(claim, FAILING), changes, commit_id)
 
 
@@ -44,7 +48,7 @@ def finish_canceled(claim: Held, index: int, *, error: ErrorRecord, elapsed_ms: 
     guards = (*held(claim), Equals(step_field(index, "status"), STEP_RUNNING))
     changes = (
         Put(step_field(index, "status"), STEP_SKIPPED),
-        Put(step_field(index, "elapsed_ms"), elapsed_ms),
+        *executed(index, elapsed_ms),
         PutNow(step_field(index, "finish_time")),
         *step_error(index, error),
         Put("status", CANCELED),
@@ -63,14 +67,24 @@ def defer_finalizer(
     error: ErrorRecord,
     delay_ms: int,
     next_time: int,
+    elapsed_ms: int = 0,
+    what: str | None = None,
     commit_id: str,
 ) -> Transition:
-    """A finalizer failed: the claim ends, the same status is claimable after the delay, the error is visible.
+    """A finalizer failed, or `prepare`; `what` names it. The claim ends, the same status is claimable after the delay,
+    the error is visible.
 
     Guarded by status and token: when it misses, the workflow was superseded or taken over (DECISIONS detail 14).
     """
-    record = FinalizerRecord(attempt=attempt, error=error, next_time=next_time)
-    changes = (Put("finalizer", to_document(record)), PutNowPlus("claimable_time", delay_ms), *UNCLAIM, *PROGRESS)
+    since_time = next_time - delay_ms
+    record = FinalizerRecord(attempt=attempt, error=error, next_time=next_time, since_time=since_time, what=what)
+    changes = (
+        Put("finalizer", to_document(record)),
+        PutNowPlus("claimable_time", delay_ms),
+        *_finalized(elapsed_ms),
+        *UNCLAIM,
+        *PROGRESS,
+    )
     return transition("defer_finalizer", claim.workflow_id, held(claim, status), changes, commit_id)
 
 
@@ -81,6 +95,10 @@ def supersede(workflow_id: str, *, commit_id: str) -> Transition:
     """
     changes = (Put("status", CANCELED), *_ended(), Clear("resume"))
     return transition("supersede", workflow_id, (OneOf("status", LIVE),), changes, commit_id)
+
+
+def _finalized(elapsed_ms: int) -> tuple[Change, ...]:
+    return (Add("finalizing_ms", elapsed_ms),) if elapsed_ms else ()
 
 
 def _ended() -> tuple[Change, ...]:

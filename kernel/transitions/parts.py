@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any, Literal
 
 import msgspec
@@ -72,8 +73,16 @@ def resting(rest: Rest | None) -> tuple[Change, ...]:
     return (Put("status", rest.status), due, wait, *UNCLAIM)
 
 
+@lru_cache(maxsize=4096)
 def step_field(index: int, field: str) -> str:
+    """The path of a step's field; always the same text, whose hash is known."""
     return f"steps.{index}.{field}"
+
+
+def executed(index: int, elapsed_ms: int) -> tuple[Change, ...]:
+    """One invocation has ended after `elapsed_ms`: of its attempt, and of the run. An attempt that waits or yields has
+    several; `begin_step` sets the attempt's figure to 0 when it enters another attempt."""
+    return (Add(step_field(index, "elapsed_ms"), elapsed_ms), Add(step_field(index, "executed_ms"), elapsed_ms))
 
 
 def step_error(index: int, error: ErrorRecord) -> tuple[Change, ...]:

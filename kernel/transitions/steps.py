@@ -20,6 +20,7 @@ from kernel.transitions.parts import (
     UNCLAIM,
     Held,
     Rest,
+    executed,
     held,
     put_or_clear,
     resting,
@@ -35,6 +36,7 @@ def begin_step(
     index: int,
     *,
     worker_id: str,
+    ready_time: int | None = None,
     waited_ms: int = 0,
     others_wait: PermitWaitRecord | None = None,
     commit_id: str,
@@ -42,12 +44,19 @@ def begin_step(
     """running and attempt + 1, committed before business code is entered (stp-running-before-entry).
 
     A step found `running` was entered by a worker that never committed: the re-entry is counted as a takeover.
+    `ready_time` is since when the step could have run, where the row does not say so yet.
     Of a step that had to wait for a permit, `waited_ms` is the time since its `traffic_since_time` (prm-traffic-ms);
     `others_wait` is what the row shall say from now on, where another step goes on waiting.
     """
     step = instance.steps[index]
     guards = (*held(claim), Equals(step_field(index, "status"), step.status))
-    changes = _begun(index, taken_over=step.status == STEP_RUNNING, worker_id=worker_id)
+    taken_over = step.status == STEP_RUNNING
+    changes = _begun(index, taken_over=taken_over, worker_id=worker_id)
+    if taken_over or step.failed_time is not None:
+        # Another attempt; one that only goes on, after a wait or a yield, adds to what it has.
+        changes = (*changes, Put(step_field(index, "elapsed_ms"), 0), Clear(step_field(index, "failed_time")))
+    if ready_time is not None and step.ready_time is None:
+        changes = (*changes, Put(step_field(index, "ready_time"), ready_time))
     if step.traffic_since_time is not None:
         changes = (
             *changes,
@@ -119,14 +128,16 @@ def complete_step(
     changes: tuple[Change, ...] = (
         Put(step_field(index, "status"), STEP_COMPLETED),
         Put(f"outputs.{name}", output),
-        Put(step_field(index, "elapsed_ms"), elapsed_ms),
+        *executed(index, elapsed_ms),
         PutNow(step_field(index, "finish_time")),
         Clear(step_field(index, "error")),
         *PROGRESS,
     )
     if begin_next is not None:
         guards = (*guards, Equals(step_field(begin_next, "status"), STEP_PENDING))
-        changes = (*changes, *_begun(begin_next, taken_over=False, worker_id=worker_id))
+        # It is ready by this very completion, and has never been entered.
+        ready = PutNow(step_field(begin_next, "ready_time"))
+        changes = (*changes, *_begun(begin_next, taken_over=False, worker_id=worker_id), ready)
     if finish:
         others = (k for k in range(len(instance.steps)) if k != index)
         guards = (*guards, *(OneOf(step_field(k, "status"), STEP_SATISFIES) for k in others))
@@ -154,7 +165,7 @@ def yield_step(
         Put(step_field(index, "status"), STEP_PENDING),
         Add(step_field(index, "attempt"), -1),
         put_or_clear(step_field(index, "checkpoint"), checkpoint),
-        Put(step_field(index, "elapsed_ms"), elapsed_ms),
+        *executed(index, elapsed_ms),
         Clear(step_field(index, "resume")),
         Clear("resume"),
         *PROGRESS,
@@ -177,8 +188,9 @@ def retry_step(
     guards = (*held(claim), Equals(step_field(index, "status"), STEP_RUNNING))
     changes = (
         Put(step_field(index, "status"), STEP_PENDING),
-        Put(step_field(index, "elapsed_ms"), elapsed_ms),
+        *executed(index, elapsed_ms),
         put_or_clear(step_field(index, "due_time"), due_time),
+        PutNow(step_field(index, "failed_time")),
         *step_error(index, error),
         *PROGRESS,
         *resting(rest),
@@ -191,7 +203,7 @@ def skip_step(claim: Held, index: int, *, error: ErrorRecord, elapsed_ms: int, c
     guards = (*held(claim), Equals(step_field(index, "status"), STEP_RUNNING))
     changes = (
         Put(step_field(index, "status"), STEP_SKIPPED),
-        Put(step_field(index, "elapsed_ms"), elapsed_ms),
+        *executed(index, elapsed_ms),
         PutNow(step_field(index, "finish_time")),
         *step_error(index, error),
         *PROGRESS,
@@ -206,7 +218,7 @@ def fail_step(
     guards = (*held(claim), Equals(step_field(index, "status"), STEP_RUNNING))
     changes: tuple[Change, ...] = (
         Put(step_field(index, "status"), STEP_FAILED),
-        Put(step_field(index, "elapsed_ms"), elapsed_ms),
+        *executed(index, elapsed_ms),
         PutNow(step_field(index, "finish_time")),
         *step_error(index, error),
         *PROGRESS,
@@ -222,21 +234,26 @@ def defer_for_permit(
     *,
     wait: PermitWaitRecord,
     due_time: int | None,
+    ready_time: int | None = None,
     rest: Rest | None,
     commit_id: str,
 ) -> Transition:
     """Refused a permit: still pending, no attempt, no error; the wait is counted (prm-refused, stp-wait-vs-fail).
 
     `wait.since_time` is that of the first refusal. `due_time` None: the workflow as a whole was refused its own
-    resource before step `index`, which may start at any time once it has that (prm-tenant).
+    resource before step `index`, which may start at any time once it has that (prm-tenant). `ready_time` is that of the
+    step, where the row does not say it yet.
     """
     guards = (*held(claim), OneOf(step_field(index, "status"), (STEP_PENDING, STEP_RUNNING)))
     changes: tuple[Change, ...] = (
         Add(step_field(index, "traffic_wait_count"), 1),
         Put(step_field(index, "traffic_since_time"), wait.since_time),
         Put("permit_wait", to_document(wait)),
+        Clear("finalizer"),  # of a `prepare` that has succeeded meanwhile: it is not what is waited for any more
         *resting(rest),
     )
     if due_time is not None:
         changes = (*changes, Put(step_field(index, "due_time"), due_time))
+    if ready_time is not None:
+        changes = (*changes, Put(step_field(index, "ready_time"), ready_time))
     return transition("defer_for_permit", claim.workflow_id, guards, changes, commit_id)

@@ -16,6 +16,7 @@ from kernel.transitions.parts import (
     UNCLAIM,
     Held,
     Rest,
+    executed,
     held,
     put_or_clear,
     resting,
@@ -42,7 +43,7 @@ def suspend_step(
         Add(step_field(index, "attempt"), -1),
         put_or_clear(step_field(index, "checkpoint"), checkpoint),
         Put(step_field(index, "wait"), to_document(wait)),
-        Put(step_field(index, "elapsed_ms"), elapsed_ms),
+        *executed(index, elapsed_ms),
         Clear(step_field(index, "resume")),
         Clear("resume"),
         *PROGRESS,
@@ -63,12 +64,23 @@ def activate_timer(instance: Instance, index: int, *, now_ms: int, commit_id: st
     return transition("activate_timer", instance.workflow_id, guards, changes, commit_id)
 
 
-def activate_signal(instance: Instance, index: int, *, signal_id: str, now_ms: int, commit_id: str) -> Transition:
+def activate_signal(
+    instance: Instance,
+    index: int,
+    *,
+    signal_id: str,
+    now_ms: int,
+    arrival_time: int | None = None,
+    commit_id: str,
+) -> Transition:
     """A signal matched one step's wait: the whole identity is in the guard (sig-activate-atomic).
 
     `resume.signal_id` proves the match, and `last_signal_id` keeps an unmarked inbox row from waking the next wait of
     the same step (sig-mark-before-unset, DECISIONS detail 11). The revision ties the write to the row in which the
     caller saw that no step had consumed this signal yet: a slow caller's write misses, whatever happened since (S9).
+
+    `arrival_time` is when the inbox has got the signal, None: just now. There the external wait ends; what passes until
+    somebody looks into the inbox is none of the outside's (lat-external).
 
     A row that rests `running` because another step is due later is woken too: nobody holds it, and nothing else would
     look at this wait before that step's time.
@@ -90,7 +102,7 @@ def activate_signal(instance: Instance, index: int, *, signal_id: str, now_ms: i
         Differs(step_field(index, "last_signal_id"), signal_id),
     )
     changes = (
-        *_activated(index, wait, Resume(kind="signal", signal_id=signal_id), now_ms),
+        *_activated(index, wait, Resume(kind="signal", signal_id=signal_id), now_ms, arrival_time),
         Put(step_field(index, "last_signal_id"), signal_id),
         *_running(instance, index),
     )
@@ -135,17 +147,27 @@ def _waiting(instance: Instance, index: int) -> tuple[Guard, ...]:
     )
 
 
-def _activated(index: int, wait: Wait, resume: Resume, now_ms: int) -> tuple[Change, ...]:
+def _activated(
+    index: int, wait: Wait, resume: Resume, now_ms: int, arrival_time: int | None = None
+) -> tuple[Change, ...]:
     document = to_document(resume)
-    waited_ms = max(0, now_ms - wait.since_time) if wait.since_time is not None else 0
     return (
         Put(step_field(index, "status"), STEP_PENDING),
         Clear(step_field(index, "wait")),
         Clear(step_field(index, "due_time")),
         Put(step_field(index, "resume"), document),
-        Add(step_field(index, "external_wait_ms"), waited_ms),
+        Add(step_field(index, "external_wait_ms"), _waited_ms(wait, now_ms, arrival_time)),
         Put("resume", document),
     )
+
+
+def _waited_ms(wait: Wait, now_ms: int, arrival_time: int | None) -> int:
+    """How long the outside was waited for: until the poll time or the signal, whichever came first. What passes from
+    then to the activation is a wait for somebody who activates (lat-external)."""
+    if wait.since_time is None:
+        return 0
+    ends = [at_ms for at_ms in (now_ms, arrival_time, wait.poll_time) if at_ms is not None]
+    return max(0, min(ends) - wait.since_time)
 
 
 def _running(instance: Instance, index: int) -> tuple[Change, ...]:

@@ -1,6 +1,6 @@
 -- dispatch_add
 --
--- version: 1
+-- version: 2
 -- promise: Notes when objects with an open intent become due. Of an id that is noted already the earlier time stays:
 --   a time that is too early costs one vain look, after which the true one is noted again, while one that is too late
 --   would hide a new round behind the delay of an old one. At most `most` ids are kept, those due first; what is
@@ -17,19 +17,20 @@ if not most or most % 1 ~= 0 or most < 1 then return redis.error_reply('BADARG m
 if not ttl_ms or ttl_ms % 1 ~= 0 or ttl_ms < 1 then
   return redis.error_reply('BADARG ttl_ms: a whole number, at least 1')
 end
-local text = ARGV[4] or ''
-local words, size, read, earliest = {}, 0, 0, nil
-for id, due in string.gmatch(text .. '\31', '([^\31]+)\31(%d+)\31') do
+local text = (ARGV[4] or '') .. '\31'
+local words, size, place, earliest = {}, 0, 1, nil
+-- Each entry has to begin where the last one ended: a search would try every byte of a text that is none of ours.
+while place <= #text do
+  local _, last, id, due = string.find(text, '^([^\31]+)\31(%d+)\31', place)
+  if not last then return redis.error_reply('BADARG entries: id and due_ms in turn, neither empty') end
   if #due > 16 then return redis.error_reply('BADARG due_ms: at most 16 digits') end
   size = size + 1
   words[2 * size - 1], words[2 * size] = due, id
-  read = read + #id + #due + 2
+  place = last + 1
   local at = tonumber(due)
   if not earliest or at < earliest then earliest = at end
 end
--- Whatever the pattern had to skip is no entry.
-if read ~= #text + 1 then return redis.error_reply('BADARG entries: id and due_ms in turn, neither empty') end
-if size < 1 or size > 500 then return redis.error_reply('BADARG entries: 1 to 500 of them') end
+if size > 500 then return redis.error_reply('BADARG entries: 1 to 500 of them') end
 
 local head = call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
 local added = call('ZADD', KEYS[1], 'LT', unpack(words))

@@ -1,17 +1,17 @@
 -- lane_push
 --
--- version: 1
+-- version: 2
 -- promise: Puts one id into its lane with its due time. An id is in at most one lane and its priority only rises: an
 --   id that a higher lane holds is ignored altogether, score included; one that a lower lane holds moves; in its own
---   lane it gets the new score. Publishes one wakeup, whose text is the due time, unless the push was ignored or no
---   channel is given. The channel is no key: a cluster hands a message to every node.
+--   lane it gets the new score. Publishes one wakeup, whose text is the due time, unless the push was ignored or the
+--   channel is empty. The channel is no key: a cluster hands a message to every node.
 -- KEYS: lane_0 lane_1 lane_2 lane_3
--- ARGV: lane score_ms workflow_id [wakeup_channel]
+-- ARGV: wakeup_channel lane score_ms workflow_id
 --   lane 0..3; score_ms a whole number from 0 to 2^53 - 1.
--- reply: 1 new or raised, 2 rescored, 0 ignored.
+-- reply: 1 new or raised, 2 rescored, 0 ignored. Calls: 4 for a new id, one for each lane, and one to publish.
 -- caller: kernel.coordination.lanes.Lanes.push
 local call = redis.call
-local lane, score, id = tonumber(ARGV[1]), ARGV[2], ARGV[3]
+local channel, lane, score, id = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
 local key = lane and KEYS[lane + 1]
 if not key then return redis.error_reply('BADARG lane: 0, 1, 2 or 3') end
 if not (score and string.find(score, '^%d+$') and tonumber(score) <= 9007199254740991) then
@@ -30,5 +30,5 @@ if call('ZADD', key, score, id) == 1 then
     if call('ZREM', KEYS[lower], id) == 1 then break end
   end
 end
-if ARGV[4] then call('PUBLISH', ARGV[4], score) end
+if channel ~= '' then call('PUBLISH', channel, score) end
 return outcome

@@ -1,6 +1,6 @@
 -- permit_acquire
 --
--- version: 1
+-- version: 2
 -- promise: Grants or refuses one place of a resource, as one step. In this order: expired places are freed; both
 --   limits 0 and not paused grants without recording anything; an owner that holds a place by this very request only
 --   renews it, and no second start is counted (by another request of the same owner, whose release got lost, it is
@@ -12,36 +12,36 @@
 --   again. Every call hands free places to those who wait. The place is written last: a key of a wrong type grants
 --   nothing.
 -- KEYS: permit_holders permit_starts permit_reserved permit_waiting permit_line lane_0 lane_1 lane_2 lane_3
--- ARGV: owner terms wakeup_channel [now_ms]
---   owner is workflow_id US step US claim_token (US is byte 31). terms is one text of seven whole numbers separated by
---   blanks, because more arguments cost the client more than taking them apart costs here: request 0..1023, which
---   numbers the claim's invocations; lane 0..3; max_concurrency and max_starts 0..1000000 (0: off); paused 0 or 1;
---   lease_ms 1..3600000; wait_ms 1..600000, what somebody refused for concurrency or pause waits at least.
+-- ARGV: wakeup_channel lease_ms max_concurrency max_starts paused owner terms [now_ms]
+--   What seldom changes comes first, because a client packs it once: lease_ms 1..3600000; max_concurrency and max_starts
+--   0..1000000 (0: off); paused 0 or 1. owner is workflow_id US step US claim_token (US is byte 31). terms is one text of
+--   three whole numbers separated by blanks: request 0..1023, which numbers the claim's invocations; lane 0..3; wait_ms
+--   1..600000, what somebody refused for concurrency or pause waits at least.
 -- reply: granted: one number, epoch * 8 + kind, kind 1 new, 2 renewed, 3 by a reservation, 4 without limits (epoch 0);
 --   refused: (reason, ask_again_ms, place in line from 1). Calls: 6 for a grant, 3 more with a start rate, 1 where a
 --   place is given up first; what is needed beyond that serves those who wait.
 -- caller: kernel.coordination.permits.Permits.acquire
 --#include "include/now_ms.lua"
 --#include "include/permit_place.lua"
+--#include "include/permit_limits.lua"
 local call = redis.call
-local owner = ARGV[1]
+local channel, owner = ARGV[1], ARGV[6]
 local _, _, pair = string.find(owner or '', '^([^\31]+\31[^\31]+)\31[^\31]+$')
 if not pair then return redis.error_reply('BADARG owner: workflow_id, step and claim_token, separated by US') end
-local _, _, request, lane, max_concurrency, max_starts, paused, lease, wait =
-  string.find(ARGV[2] or '', '^(%d+) (%d+) (%d+) (%d+) ([01]) (%d+) (%d+)$')
-if not wait then return redis.error_reply('BADARG terms: seven whole numbers, paused being 0 or 1') end
-request, lane, lease, wait = tonumber(request), tonumber(lane), tonumber(lease), tonumber(wait)
-max_concurrency, max_starts, paused = tonumber(max_concurrency), tonumber(max_starts), paused == '1'
+local _, _, request, lane, wait = string.find(ARGV[7] or '', '^(%d+) (%d+) (%d+)$')
+if not wait then return redis.error_reply('BADARG terms: three whole numbers, separated by blanks') end
+request, lane, wait = tonumber(request), tonumber(lane), tonumber(wait)
 if request > 1023 then return redis.error_reply('BADARG request: at most 1023') end
 if lane > 3 then return redis.error_reply('BADARG lane: 0, 1, 2 or 3') end
-if max_concurrency > 1000000 then return redis.error_reply('BADARG max_concurrency: at most 1000000') end
-if max_starts > 1000000 then return redis.error_reply('BADARG max_starts: at most 1000000') end
-if lease < 1 or lease > 3600000 then return redis.error_reply('BADARG lease_ms: from 1 to 3600000') end
+local max_concurrency, max_starts, paused, problem = permit_limits(ARGV[3], ARGV[4], ARGV[5])
+if problem then return problem end
+local lease = tonumber(ARGV[2])
+if not lease or lease % 1 ~= 0 or lease < 1 or lease > 3600000 then
+  return redis.error_reply('BADARG lease_ms: a whole number from 1 to 3600000')
+end
 if wait < 1 or wait > 600000 then return redis.error_reply('BADARG wait_ms: from 1 to 600000') end
-local channel = ARGV[3]
-if not channel then return redis.error_reply('BADARG wakeup_channel: missing') end
 if max_concurrency == 0 and max_starts == 0 and not paused then return 4 end
-local now = now_ms(ARGV[4])
+local now = now_ms(ARGV[8])
 if not now then return redis.error_reply('BADARG now_ms: a number') end
 
 local place = (now + lease) * 1024 + request
@@ -99,7 +99,7 @@ if not reason and ahead > 0 and not entered then reason = 'line' end
 if not reason and max_starts > 0 then
   -- More marks than the limit are kept, so that a limit raised within the second still sees them.
   local keep = max_starts > 512 and max_starts or 512
-  if call('LPUSH', KEYS[2], string.format('%.0f', now)) > 2 * keep then call('LTRIM', KEYS[2], 0, keep - 1) end
+  if call('LPUSH', KEYS[2], now) > 2 * keep then call('LTRIM', KEYS[2], 0, keep - 1) end
   call('PEXPIRE', KEYS[2], 60000)
 end
 if not reason and not lined then

@@ -1,6 +1,6 @@
 -- permit_start
 --
--- version: 1
+-- version: 2
 -- promise: The call for which a place was granted begins now: its start is counted now, and no longer at the moment of
 --   the grant, because between the two lies the commit of the attempt, and the downstream counts what it sees. Within
 --   1000 ms of the grant this is always so and changes no count. Later, or when the place was renewed meanwhile, the
@@ -26,13 +26,13 @@ if not now then return redis.error_reply('BADARG now_ms: a number') end
 local score = tonumber(call('ZSCORE', KEYS[1], ARGV[1]) or 0)
 local granted = (score - score % 1024) / 1024 - lease
 local moved = 0
-if granted > now - 1000 and granted <= now then moved = call('LREM', KEYS[2], 1, string.format('%.0f', granted)) end
+if granted > now - 1000 and granted <= now then moved = call('LREM', KEYS[2], 1, granted) end
 if moved == 0 then
   local mark = tonumber(call('LINDEX', KEYS[2], max_starts - 1) or 0)
   -- A mark that lies further in the future was made before the server's clock was set back, and says nothing now.
   if mark + 1000 > now and mark <= now + 1000 then return mark + 1000 - now end
 end
 local keep = max_starts > 512 and max_starts or 512
-if call('LPUSH', KEYS[2], string.format('%.0f', now)) > 2 * keep then call('LTRIM', KEYS[2], 0, keep - 1) end
+if call('LPUSH', KEYS[2], now) > 2 * keep then call('LTRIM', KEYS[2], 0, keep - 1) end
 call('PEXPIRE', KEYS[2], 60000)
 return 0

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bench import depth_plot
+from bench import depth_plot, workers_plot
 from bench.lanes_run import SHARE_ROUNDS, share_findings
 from bench.limit_watch import Watched, watch
 from bench.permits_run import WATCHED
@@ -209,3 +209,26 @@ def test_a_picture_of_nothing_is_still_one() -> None:
     picture = ElementTree.fromstring(depth_plot.svg_of("nothing was measured in time", depth_plot.lines_of([])))
 
     assert picture.tag == "{http://www.w3.org/2000/svg}svg"
+
+
+def test_a_picture_of_workers_begins_at_nothing_and_has_a_line_for_each_durability() -> None:
+    rows = [
+        {"workers": workers, "slots": 8, "durability": durability, "per_s": rate * workers}
+        for durability, rate in (("full", 450.25), ("normal", 600.0))
+        for workers in (4, 1, 2)
+    ]
+
+    lines = workers_plot.lines_of(rows)
+    picture = ElementTree.fromstring(workers_plot.svg_of("bench <workflows> & more", lines))
+
+    assert lines["durability full, 8 slots"] == [(1, 450), (2, 900), (4, 1801)]
+    drawn = picture.findall("{http://www.w3.org/2000/svg}polyline")
+    points = [[tuple(map(float, point.split(","))) for point in line.attrib["points"].split()] for line in drawn]
+    assert len(points) == 2 and all(len(line) == 3 for line in points)
+    (one, _), (two, _), (four, _) = points[1]
+    assert four - two == pytest.approx(2 * (two - one), abs=0.3), "workers are not drawn to scale"
+    heights = [380 - y for _, y in points[1]]
+    assert heights[2] == pytest.approx(4 * heights[0], abs=0.5), "four times the rate is four times as high"
+    texts = [text.text for text in picture.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"bench <workflows> & more", "workers", "workflows/s", "0", "2,500"} <= set(texts)
+    assert workers_plot.svg_of("nothing", workers_plot.lines_of([])).startswith("<svg")

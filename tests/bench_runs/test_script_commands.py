@@ -17,10 +17,11 @@ from tests.bench_runs.command import BENCH, LIMIT_S
 from tests.support.redis_servers import RedisTarget
 from tests.support.wait import wait_until
 
+pytestmark = pytest.mark.timeout(240)
 SMALL = ("--repeats", "2", "--slice", "2ms")
 TIMED = {
     "op", "n", "depth", "unit", "per_s", "noop_per_s", "ratio", "ratio_p10", "ratio_p90", "target", "p50_us", "p99_us",
-    "server_us", "calls", "calls_target", "timed", "slices",
+    "client_us", "noop_client_us", "server_us", "calls", "calls_target", "timed", "slices",
 }  # fmt: skip
 CALL_PATHS = ["noop_held_connection", "noop_register_script"]
 Ended = tuple[subprocess.CompletedProcess[str], dict[str, Any], list[str]]
@@ -114,6 +115,7 @@ def test_each_timed_row_names_its_yardstick_and_what_happens_inside(
         assert row["per_s"] > 0 and row["noop_per_s"] > 0 and row["slices"] >= 2
         assert row["ratio_p10"] <= row["ratio"] <= row["ratio_p90"]
         assert 0 < row["p50_us"] <= row["p99_us"]
+        assert row["client_us"] > 0 and row["noop_client_us"] > 0
     for row in timed[2:]:
         assert row["calls"] >= 2, "a script that calls nothing was counted"
     assert (report["v"], report["bench"], report["violations"], report["findings"]) == (1, bench, 0, [])
@@ -206,7 +208,9 @@ def is_measuring(pid: int, cpus: set[int], folder: Path) -> bool:
         ("streams", ["--observe", "1s"], "--observe"),
         ("streams", ["--limit", "soon"], "--limit"),
         ("lanes", ["--redis", "http://127.0.0.1"], "redis_url: must start with redis://"),
-        ("lanes", ["--redis", "redis://:pa#ss@127.0.0.1"], "redis_url"),
+        ("lanes", ["--redis", "redis://:pa#ss@127.0.0.1"], "put the URL into REDIS_URL"),
+        ("streams", ["--redis", "redis://u:pa%23ss@127.0.0.1"], "put the URL into REDIS_URL"),
+        ("permits", ["--redis", "env"], "redis_url"),
         ("permits", ["--plot", "missing/picture.svg"], "--plot"),
         ("streams", ["--compare", "missing.json"], "--compare"),
     ],
@@ -214,7 +218,8 @@ def is_measuring(pid: int, cpus: set[int], folder: Path) -> bool:
 )
 def test_a_bad_option_is_one_line_and_exit_2(tmp_path: Path, bench: str, options: list[str], words: str) -> None:
     command = [*BENCH, bench, *options]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    environ = {name: value for name, value in os.environ.items() if name != "REDIS_URL"}
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, env=environ)
 
     assert (ended.returncode, ended.stdout) == (2, "")
     (line,) = ended.stderr.splitlines()

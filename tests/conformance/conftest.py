@@ -11,10 +11,20 @@ from pathlib import Path
 import pytest
 
 from kernel.clock import ManualClock, SystemClock
+from kernel.observe.tables import OBSERVE_TABLES
+from kernel.store.projection import ProjectionStore
 from kernel.store.protocol import Store
 from kernel.store.tables import TABLES, Table
 from tests.support.mongo_server import MongoServer, MongoStores
-from tests.support.stores import SHARED_STORES, STORES, Address, memory_store, sqlite_store
+from tests.support.stores import (
+    SHARED_STORES,
+    STORES,
+    Address,
+    memory_projection,
+    memory_store,
+    sqlite_projection,
+    sqlite_store,
+)
 
 
 @pytest.fixture
@@ -73,6 +83,24 @@ def make_store(request: pytest.FixtureRequest, clock: ManualClock, tmp_path: Pat
 def store(request: pytest.FixtureRequest, make_store: MakeStore) -> Store:
     """Each store in turn."""
     return make_store(request.param)
+
+
+@pytest.fixture(params=STORES)
+def projection(request: pytest.FixtureRequest, clock: ManualClock, tmp_path: Path) -> Iterator[ProjectionStore]:
+    """Each store of observations in turn, prepared and without a row."""
+    if request.param == "memory":
+        yield memory_projection(clock)
+    elif request.param == "sqlite":
+        sqlite = sqlite_projection(tmp_path, clock)
+        yield sqlite
+        sqlite.close()
+    else:
+        from kernel.store.mongo_projection import MongoProjection  # the driver takes half a second to load
+
+        stores: MongoStores = request.getfixturevalue("mongo_store")
+        made = stores(tables=OBSERVE_TABLES, kind=MongoProjection)
+        assert isinstance(made, MongoProjection)
+        yield made
 
 
 class Shared:

@@ -21,12 +21,15 @@ ERROR = {"code": "kernel_error", "type": "ValueError", "message": "no", "kind": 
 def wait_document(index: int, at_ms: int, *, kind: str = "timer", wait_id: str = "wait-1") -> Document:
     """The wait of step `index`, whose poll time is `at_ms`."""
     wait = {"wait_id": wait_id, "kind": kind, "step": f"step_{index}", "step_index": index, "poll_time": at_ms}
-    return {**wait, "since_time": at_ms} | (_AWAITED if kind == "signal" else {})
+    return {**wait, "since_time": at_ms - 1_000} | (_AWAITED if kind == "signal" else {})
 
 
 def step_document(index: int, status: str = "pending", **fields: Any) -> Document:
     counters = dict.fromkeys(
-        ("attempt", "failures", "takeovers", "elapsed_ms", "external_wait_ms", "traffic_wait_ms", "traffic_wait_count"),
+        (
+            *("attempt", "failures", "takeovers", "elapsed_ms", "executed_ms"),
+            *("external_wait_ms", "traffic_wait_ms", "traffic_wait_count"),
+        ),
         0,
     )
     return {"name": f"step_{index}", "status": status, **counters, "errors": [], **fields}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from tests.conformance.instances import KEY, TOKEN, claimed, instance_document, 
 from tests.conformance.transition_table import LEASE_MS
 from tests.support.stores import HOUR_MS
 
-SLACK_MS = 2_000
+SLACK_MS = 10_000
 """MongoDB reads its own clock, which is this machine's within this much."""
 
 
@@ -99,6 +101,46 @@ def test_an_instance_is_claimable_from_the_very_millisecond(
 
     clock.advance(1)
     assert isinstance(store.apply(taken()), Applied)
+
+
+@pytest.mark.req("flt-lease-race", "clm-crash-lease")
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+def test_of_eight_that_wait_for_the_end_of_a_lease_none_wins_before_and_one_at_its_very_millisecond(
+    kind: str, make_store: Callable[..., Store], clock: ManualClock
+) -> None:
+    """The holder's own renewal at that moment misses, or every racer does: never both hit."""
+    store = make_store(kind)
+    ends_ms = store.now_ms() + LEASE_MS
+    for number in range(20):
+        put(store, instance_document(f"wf-{number}", ends_ms, **{**claimed(), "claimable_time": ends_ms}))
+    names = [f"racer-{number}" for number in range(8)]
+
+    def race(key: str) -> list[str]:
+        gate = threading.Barrier(len(names) + 1)
+
+        def take(name: str) -> bool:
+            over = make.take_over(
+                Held(key, name), dead_token=TOKEN, worker_id=name, worker="h", lease_ms=LEASE_MS, alone=True,
+                definition_keys=(KEY,), commit_id=name,
+            )  # fmt: skip
+            gate.wait()
+            return isinstance(store.apply(over), Applied)
+
+        def renew() -> bool:
+            gate.wait()
+            return isinstance(store.apply(make.renew(Held(key, TOKEN), LEASE_MS)), Applied)
+
+        with ThreadPoolExecutor(len(names) + 1) as pool:
+            kept = pool.submit(renew)
+            won = [name for name, hit in zip(names, pool.map(take, names), strict=True) if hit]
+        return [*won, *(["the holder"] if kept.result() else [])]
+
+    clock.advance(LEASE_MS - 1)
+    assert {tuple(race(f"wf-{number}")) for number in range(10)} == {("the holder",)}
+
+    clock.advance(1)
+    for number in range(10, 20):
+        assert len(race(f"wf-{number}")) == 1
 
 
 @pytest.mark.parametrize(

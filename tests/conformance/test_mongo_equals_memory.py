@@ -49,7 +49,9 @@ from tests.support.mongo_server import MongoStores
 
 HOUR_MS = 3_600_000
 BASE_MS = SystemClock().wall_ms()
-GRAIN_MS = 600_000
+GRAIN_MS = HOUR_MS
+"""All times here are whole hours apart. MongoDB's own clock may have left BASE_MS behind by up to half of one: in a run
+of everything this module is imported long before its turn comes."""
 
 TIMES = st.sampled_from([BASE_MS - HOUR_MS, BASE_MS + HOUR_MS, BASE_MS + 5 * HOUR_MS])
 TEXTS = st.sampled_from(["running", "waiting", "", "$status", "a.b", "$$NOW", "{}", "é"])
@@ -196,6 +198,7 @@ def _comparable(answer: Answer) -> Any:
 
 
 @pytest.mark.req("clm-atomic", "dc-mongo-required")
+@pytest.mark.timeout(300)  # 300 examples: most of a minute where others want the processors as well
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(row=ROWS, drawn=st.lists(transitions(), min_size=1, max_size=3))
 def test_each_transition_gives_the_answer_and_the_row_of_the_reference(
@@ -250,6 +253,7 @@ ORDERS = st.sampled_from(
 
 
 @pytest.mark.req("rec-indexes")
+@pytest.mark.timeout(300)
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(
     rows=st.lists(COLUMN_ROWS, max_size=12),

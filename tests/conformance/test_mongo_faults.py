@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -25,9 +26,13 @@ from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.fault
 TIMEOUT_MS = 1_000
-LONGEST_CALL_S = TIMEOUT_MS / 1000 + 1
-"""What a call may take in all, with a second for a busy machine."""
+PATIENT_MS = 20_000
+"""For calls that nothing befalls: a busy machine may need long for one."""
+LONGEST_CALL_S = TIMEOUT_MS / 1000 + 9
+"""What a call may take in all, with some seconds for a busy machine: the driver's own limit would be 30."""
 EVERY = 1_000_000
+RESTARTS = int(os.environ.get("KERNEL_TEST_MONGO_RESTARTS", "2"))
+"""50 by hand (RELIABILITY §3.3); each after more than a hundred acknowledged writes."""
 
 
 @pytest.fixture(scope="module")
@@ -60,12 +65,18 @@ def store(stores: MongoStores, proxy: Proxy) -> MongoStore:
     return through(proxy, stores, timeout_ms=TIMEOUT_MS)
 
 
+@pytest.fixture
+def patient(store: MongoStore, stores: MongoStores, proxy: Proxy) -> MongoStore:
+    """The same database."""
+    return through(proxy, stores, database=stores.databases[-1], timeout_ms=PATIENT_MS, prepare=False)
+
+
 def through(proxy: Proxy, stores: MongoStores, **options: Any) -> MongoStore:
     return stores(uri=f"mongodb://127.0.0.1:{proxy.port}/?directConnection=true", **options)
 
 
 def test_one_lost_answer_is_fetched_again_and_nothing_is_done_twice(stores: MongoStores, proxy: Proxy) -> None:
-    store = through(proxy, stores, timeout_ms=20_000)
+    store = through(proxy, stores, timeout_ms=PATIENT_MS)
     inserts = [created(key, store.now_ms()) for key in ("a", "b", "c")]
     proxy.lose_replies(b"insert")
     assert store.insert(inserts[0]) == Inserted(inserts[0].document)
@@ -79,8 +90,10 @@ def test_one_lost_answer_is_fetched_again_and_nothing_is_done_twice(stores: Mong
 
 
 @pytest.mark.req("clm-uncertain")
-def test_a_lost_answer_is_unknown_and_the_row_tells_what_became_of_the_write(store: MongoStore, proxy: Proxy) -> None:
-    a, b, c = (created(key, store.now_ms()) for key in ("a", "b", "c"))
+def test_a_lost_answer_is_unknown_and_the_row_tells_what_became_of_the_write(
+    store: MongoStore, patient: MongoStore, proxy: Proxy
+) -> None:
+    a, b, c = (created(key, patient.now_ms()) for key in ("a", "b", "c"))
     calls: list[tuple[bytes, Any]] = [
         (b"insert", lambda: store.insert(a)),
         (b"insert", lambda: store.insert_all([b, c])),
@@ -92,32 +105,32 @@ def test_a_lost_answer_is_unknown_and_the_row_tells_what_became_of_the_write(sto
         with pytest.raises(OutcomeUnknown):
             call()
     proxy.lose_replies(b"", 0)
-    assert row(store, "c") == c.document
+    assert row(patient, "c") == c.document
     for key in ("a", "b"):
-        assert row(store, key)["commit_ids"] == ["commit-0", "commit of t1"]
+        assert row(patient, key)["commit_ids"] == ["commit-0", "commit of t1"]
     # Sending the same thing again is harmless: its guards, and the unique key, know.
-    assert store.apply(claim("a")) is MISSED
-    assert store.insert(a) == Duplicate("workflow_id")
+    assert patient.apply(claim("a")) is MISSED
+    assert patient.insert(a) == Duplicate("workflow_id")
 
 
-def test_a_read_whose_answer_is_lost_says_unavailable(store: MongoStore, proxy: Proxy) -> None:
+def test_a_read_whose_answer_is_lost_says_unavailable(store: MongoStore, patient: MongoStore, proxy: Proxy) -> None:
     calls: list[Any] = [
-        lambda: store.get(INSTANCES, "wf"),
-        lambda: store.scan(Query(INSTANCES, (), "claimable_time", ("workflow_id",), 5)),
+        lambda store: store.get(INSTANCES, "wf"),
+        lambda store: store.scan(Query(INSTANCES, (), "claimable_time", ("workflow_id",), 5)),
     ]
     for call in calls:
         proxy.lose_replies(b"find", EVERY)
         with pytest.raises(StoreUnavailable):
-            call()
+            call(store)
         proxy.lose_replies(b"", 0)
-        call()
+        call(patient)
 
 
 @pytest.mark.req("dc-mongo-required")
 def test_a_server_that_hangs_costs_a_bounded_wait_and_afterwards_everything_goes_on(
-    store: MongoStore, proxy: Proxy
+    store: MongoStore, patient: MongoStore, proxy: Proxy
 ) -> None:
-    store.insert(created("wf", store.now_ms()))
+    patient.insert(created("wf", store.now_ms()))
     proxy.blackhole()
     started = time.monotonic()
     with pytest.raises(OutcomeUnknown, match="timed out"):
@@ -128,8 +141,8 @@ def test_a_server_that_hangs_costs_a_bounded_wait_and_afterwards_everything_goes
     assert abs(store.now_ms() - SystemClock().wall_ms()) < 2_000, "the estimate outlives its server"
     proxy.blackhole(False)
     proxy.cut()
-    wait_until(lambda: _reads(store, "wf"), "the store to work again", timeout=10)
-    assert isinstance(store.apply(claim("wf")), Applied) or row(store, "wf")["claim_token"] == "t1"
+    wait_until(lambda: _reads(store, "wf"), "the store to work again", timeout=30)
+    assert isinstance(patient.apply(claim("wf")), Applied) or row(patient, "wf")["claim_token"] == "t1"
 
 
 def _reads(store: MongoStore, key: str) -> bool:
@@ -139,10 +152,10 @@ def _reads(store: MongoStore, key: str) -> bool:
         return False
 
 
-def test_a_slow_answer_is_an_answer(store: MongoStore, proxy: Proxy) -> None:
-    store.insert(created("wf", store.now_ms()))
+def test_a_slow_answer_is_an_answer(patient: MongoStore, proxy: Proxy) -> None:
+    patient.insert(created("wf", patient.now_ms()))
     proxy.delay(0.2)
-    assert isinstance(store.apply(claim("wf")), Applied)
+    assert isinstance(patient.apply(claim("wf")), Applied)
 
 
 @pytest.mark.req("dc-mongo-required")
@@ -163,7 +176,7 @@ def test_a_server_that_is_gone_is_told_at_once_and_found_again_without_a_new_sto
         assert "\n" not in str(caught.value)
     finally:
         server.start()
-    wait_until(lambda: _reads(store, "wf"), "the store to work again", timeout=10)
+    wait_until(lambda: _reads(store, "wf"), "the store to work again", timeout=30)
     assert isinstance(store.apply(claim("wf")), Applied)
 
 
@@ -217,12 +230,12 @@ def test_no_acknowledged_write_is_lost_when_the_server_is_killed_under_the_write
     for writer in writers:
         writer.start()
     try:
-        for _ in range(2):
+        for _ in range(RESTARTS):
             before = [len(writer.claimed) for writer in writers]
             wait_until(
                 lambda before=before: all(len(w.claimed) > n + 25 for w, n in zip(writers, before, strict=True)),
                 "every writer to be at work",
-                timeout=30,
+                timeout=45,
             )
             server.kill()
             server.start()
@@ -249,7 +262,7 @@ def test_the_drivers_own_second_copy_of_an_insert_is_no_duplicate(
         server.kill()
         server.start()
 
-    store = through(proxy, stores, timeout_ms=20_000)
+    store = through(proxy, stores, timeout_ms=PATIENT_MS)
     insert = created("wf", store.now_ms())
     proxy.lose_replies(b"insert", on_loss=crash)
     assert store.insert(insert) == Inserted(insert.document)
@@ -259,9 +272,8 @@ def test_the_drivers_own_second_copy_of_an_insert_is_no_duplicate(
 
 
 @pytest.mark.req("clm-uncertain")
-def test_a_write_that_a_majority_did_not_confirm_is_unknown_and_in_place(
-    stores: MongoStores, store: MongoStore
-) -> None:
+def test_a_write_that_a_majority_did_not_confirm_is_unknown_and_in_place(stores: MongoStores) -> None:
+    store = stores(timeout_ms=PATIENT_MS)
     store.insert(created("wf", store.now_ms()))
     failure = {"failCommands": ["findAndModify"], "writeConcernError": {"code": 64, "errmsg": "waiting timed out"}}
     stores.server.driver.admin.command("configureFailPoint", "failCommand", mode={"times": 1}, data=failure)
@@ -287,7 +299,8 @@ def test_wrong_credentials_are_one_line_at_once_and_never_shown() -> None:
         credentials = {"right": "kernel:canary%20pa%2Fss@", "wrong": "kernel:canary%20pa%2Fsss@", "none": ""}
         for case, user in credentials.items():
             uri = f"mongodb://{user}127.0.0.1:{server.port}/?directConnection=true&authSource=admin"
-            store = MongoStore(uri, "kernel_test_auth", SystemClock(), timeout_ms=TIMEOUT_MS)
+            timeout_ms = PATIENT_MS if case == "right" else TIMEOUT_MS
+            store = MongoStore(uri, "kernel_test_auth", SystemClock(), timeout_ms=timeout_ms)
             started = time.monotonic()
             try:
                 store.prepare()
@@ -297,7 +310,7 @@ def test_wrong_credentials_are_one_line_at_once_and_never_shown() -> None:
                 assert f"MongoDB at 127.0.0.1:{server.port}" in str(error)
                 assert "canary" not in str(error)
                 assert "\n" not in str(error)
-            assert time.monotonic() - started < LONGEST_CALL_S
+            assert case == "right" or time.monotonic() - started < LONGEST_CALL_S
             store.close()
 
 

@@ -44,6 +44,7 @@ def test_every_index_of_the_tables_is_made_under_its_name(mongo_store: MongoStor
     assert indexes(mongo_store) == expected
 
 
+@pytest.mark.case("A51")
 def test_many_clients_may_prepare_at_once_and_again(mongo_store: MongoStores) -> None:
     name = mongo_store.fresh_name()
     stores = [mongo_store(database=name, prepare=False) for _ in range(6)]

@@ -34,7 +34,7 @@ from tests.conformance.mongo_rows import claim, created
 from tests.support.mongo_server import MongoStores
 
 HOUR_MS = 3_600_000
-SLACK_MS = 2_000
+SLACK_MS = 10_000
 
 
 @pytest.mark.req("clm-atomic")

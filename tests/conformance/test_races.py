@@ -78,6 +78,7 @@ def check_winner(store: Store, race: str, key: str, winners: list[str]) -> None:
 @pytest.mark.req("clm-atomic", "core-inv-one-instance", "slp-activate-once")
 @pytest.mark.case("A03", "A08", "A50")
 @pytest.mark.fault
+@pytest.mark.timeout(300)  # 400 races on MongoDB: a minute where others want the processors as well
 def test_of_many_processes_one_wins_each_race(field: Field, shared: Shared) -> None:
     for race, rounds in ROUNDS.items():
         keys = [f"{race}-{n}" for n in range(rounds)]

@@ -20,6 +20,8 @@ from tests.conformance.instances import instance_document, read
 from tests.support.wait import wait_until
 
 WAIT_MS = 400
+PATIENT_MS = 60_000
+"""How long a writer waits where none is to give up: however long a busy machine takes to bring all into the line."""
 ROWS = 12
 
 
@@ -38,7 +40,7 @@ class Statements:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[SqliteStore]:
-    store = SqliteStore(tmp_path / "store.db", ManualClock(), durability="normal", lock_wait_ms=WAIT_MS)
+    store = SqliteStore(tmp_path / "store.db", ManualClock(), durability="normal", lock_wait_ms=PATIENT_MS)
     store.prepare()
     rows = [instance_document(f"wf-{n}", store.now_ms()) for n in range(ROWS)]
     store.insert_all([Insert("create", INSTANCES, row["workflow_id"], row) for row in rows])
@@ -84,6 +86,11 @@ class Callers:
 
 def waiting(store: SqliteStore) -> int:
     return len(store._group._line)
+
+
+def be_patient(store: SqliteStore, wait_ms: int) -> None:
+    """From now on its writers wait so long for the lock."""
+    store._group._wait_s = wait_ms / 1000
 
 
 def test_writers_that_wait_together_share_one_commit(store: SqliteStore, other: LockFile) -> None:
@@ -155,15 +162,17 @@ def test_a_writer_waits_for_the_lock_only_so_long_and_then_has_certainly_not_wri
     store: SqliteStore, other: LockFile
 ) -> None:
     """Some other process stands still with the lock in its hand: this one must be able to fence itself."""
+    be_patient(store, WAIT_MS)
     assert other.try_acquire()
     started = time.monotonic()
     callers = Callers(store, [count_up(f"wf-{n}") for n in range(4)])
 
     answers = callers.join()
 
-    assert WAIT_MS / 1000 <= time.monotonic() - started < 5
+    assert WAIT_MS / 1000 <= time.monotonic() - started < 30
     assert all(type(answer) is StoreUnavailable for answer in answers)
     assert waiting(store) == 0
+    be_patient(store, PATIENT_MS)
     other.release()
     assert isinstance(store.apply(count_up("wf-9")), Applied)
     assert [read(store, f"wf-{n}").retry_count for n in range(4)] == [0] * 4
@@ -171,9 +180,11 @@ def test_a_writer_waits_for_the_lock_only_so_long_and_then_has_certainly_not_wri
 
 def test_who_comes_after_a_writer_that_gave_up_is_served(store: SqliteStore, other: LockFile) -> None:
     """The helper still waits for the lock on behalf of a line that is empty by now."""
+    be_patient(store, WAIT_MS)
     assert other.try_acquire()
     with pytest.raises(StoreUnavailable):
         store.apply(count_up("wf-0"))
+    be_patient(store, PATIENT_MS)
     late = Callers(store, [count_up("wf-1")])
     wait_until(lambda: waiting(store) == 1, "the late writer in the line")
     other.release()
@@ -221,7 +232,7 @@ def test_more_than_one_batch_is_split_so_that_other_processes_get_their_turn(tmp
             slot.done = [slot.work]
 
     lock, other = LockFile(str(tmp_path / "lock")), LockFile(str(tmp_path / "lock"))
-    group: WriteGroup[int] = WriteGroup(lock, run, 20_000)
+    group: WriteGroup[int] = WriteGroup(lock, run, PATIENT_MS)
     assert other.try_acquire()
     threads = [threading.Thread(target=group.submit, args=(n, 100)) for n in range(7)]
     for thread in threads:

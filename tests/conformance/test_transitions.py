@@ -110,7 +110,7 @@ def test_the_marks_of_writers_are_bounded(store: Store) -> None:
     now_ms = store.now_ms()
     case = next(case for case in CASES if case.name == "release_deferred")
     store_all(store, [placed(case, "busy", now_ms)])
-    marks = [f"commit-{n}" for n in range(COMMIT_IDS_KEPT + 9)]
+    marks = [f"mark-{n}" for n in range(COMMIT_IDS_KEPT + 9)]
 
     for mark in marks:
         again = transitions.raise_priority("busy", 0)

@@ -91,6 +91,7 @@ def full_row(now_ms: int, **fields: Any) -> Document:
         "finalizer": {"attempt": 1, "error": ERROR, "next_time": now_ms},
         "permit_wait": {"resource": "printer", "step": "step_0", "since_time": now_ms - 1},
         "deferred": {"stored": "other", "offered": [], "since_time": now_ms},
+        "finalizing_ms": 7,
         "finish_time": now_ms - 2_000,
         **claimed(now_ms=now_ms - 9_000),
     }
@@ -159,9 +160,10 @@ FREE = _row(without=CLAIM_FIELDS)
 SIGNAL_WAIT = wait_document(0, 1_700_000_000_000, kind="signal")
 RUNNING_STEP = ("running",)
 BEGUN = ("attempt", "started_time", "worker_id", "due_time")
-REFUSED = ("steps.0.traffic_wait_count", "steps.0.traffic_since_time", "permit_wait")
+REFUSED = ("steps.0.traffic_wait_count", "steps.0.traffic_since_time", "permit_wait", "finalizer")
 PERMITTED = ("steps.0.traffic_wait_ms", "steps.0.traffic_since_time", "permit_wait")
-STEP_ENDED = ("steps.0.status", "steps.0.elapsed_ms", "steps.0.finish_time")
+EXECUTED = ("steps.0.elapsed_ms", "steps.0.executed_ms")
+STEP_ENDED = ("steps.0.status", *EXECUTED, "steps.0.finish_time")
 
 CLAIMS = (
     Case("claim", _claim(make.claim), FREE, CLAIMABLE, None, TAKEN, held=False, revision=False),
@@ -213,6 +215,14 @@ CLAIMS = (
         (*CLAIM_FIELDS, "claimable_time", "deaths"),
     ),
     Case(
+        "release_dead",
+        _held(make.release_dead, worker_id=OWNER, counted=False, deaths_max=0, after_ms=2_000),
+        _row(),
+        CLAIMABLE,
+        None,
+        (*CLAIM_FIELDS, "claimable_time"),
+    ),
+    Case(
         "park_dead",
         _held(make.park_dead, worker_id=OWNER, deaths_max=3, reason="poison", now_ms=_later),
         _row(deaths=2),
@@ -244,19 +254,25 @@ CLAIMS = (
 STEPS = (
     Case(
         "begin_step",
-        _held(make.begin_step, _instance, 0, worker_id="w", waited_ms=1),
-        _row(step={"status": "pending"}),
+        _held(make.begin_step, _instance, 0, worker_id="w", waited_ms=1, ready_time=1_700_000_000_000),
+        _row(step={"status": "pending", "failed_time": 1, "elapsed_ms": 5}),
         ("running",),
         ("pending",),
-        ("steps.0.status", *(f"steps.0.{field}" for field in BEGUN), *PERMITTED, "finalizer"),
+        (
+            *("steps.0.status", *(f"steps.0.{field}" for field in BEGUN), *PERMITTED, "finalizer"),
+            *("steps.0.ready_time", "steps.0.failed_time", "steps.0.elapsed_ms"),
+        ),
     ),
     Case(
         "begin_step",
         _held(make.begin_step, _instance, 0, worker_id="w", waited_ms=1),
-        _row(),
+        _row(step={"failed_time": 1, "elapsed_ms": 5}),
         ("running",),
         RUNNING_STEP,
-        ("steps.0.takeovers", *(f"steps.0.{field}" for field in BEGUN), *PERMITTED, "finalizer"),
+        (
+            *("steps.0.takeovers", *(f"steps.0.{field}" for field in BEGUN), *PERMITTED, "finalizer"),
+            *("steps.0.failed_time", "steps.0.elapsed_ms"),
+        ),
     ),
     Case(
         "begin_step",
@@ -298,7 +314,7 @@ STEPS = (
         RUNNING_STEP,
         (
             *(*STEP_ENDED, "outputs.step_0", "steps.0.error", "deaths"),
-            *("steps.1.status", *(f"steps.1.{field}" for field in BEGUN), "finalizer"),
+            *("steps.1.status", "steps.1.ready_time", *(f"steps.1.{field}" for field in BEGUN), "finalizer"),
         ),
     ),
     Case(
@@ -319,7 +335,7 @@ STEPS = (
         ("running",),
         RUNNING_STEP,
         (
-            *("steps.0.status", "steps.0.attempt", "steps.0.checkpoint", "steps.0.elapsed_ms", "steps.0.resume"),
+            *("steps.0.status", "steps.0.attempt", "steps.0.checkpoint", *EXECUTED, "steps.0.resume"),
             *("resume", "deaths"),
         ),
     ),
@@ -329,7 +345,7 @@ STEPS = (
         _row(),
         ("running",),
         RUNNING_STEP,
-        (*RESTED, *FAILED_ONCE, "steps.0.status", "steps.0.elapsed_ms", "steps.0.due_time", "deaths"),
+        (*RESTED, *FAILED_ONCE, *EXECUTED, "steps.0.status", "steps.0.due_time", "steps.0.failed_time", "deaths"),
     ),
     Case(
         "skip_step",
@@ -349,11 +365,11 @@ STEPS = (
     ),
     Case(
         "defer_for_permit",
-        _held(make.defer_for_permit, 0, wait=_permit, due_time=_later, rest=_rest),
+        _held(make.defer_for_permit, 0, wait=_permit, due_time=_later, ready_time=1_700_000_000_000, rest=_rest),
         _row(step={"status": "pending"}),
         ("running",),
         ("pending", "running"),
-        (*RESTED, *REFUSED, "steps.0.due_time"),
+        (*RESTED, *REFUSED, "steps.0.due_time", "steps.0.ready_time"),
     ),
     Case(
         "defer_for_permit",
@@ -374,7 +390,7 @@ WAITS = (
         RUNNING_STEP,
         (
             *(*RESTED, "resume", "deaths", "steps.0.status", "steps.0.attempt", "steps.0.checkpoint"),
-            *("steps.0.wait", "steps.0.elapsed_ms", "steps.0.resume"),
+            *("steps.0.wait", *EXECUTED, "steps.0.resume"),
         ),
     ),
     Case(
@@ -427,19 +443,19 @@ ENDS = (
     ),
     Case(
         "finish_completed",
-        _held(make.finish_completed, _instance),
+        _held(make.finish_completed, _instance, elapsed_ms=3),
         _row(step={"status": "completed"}, other={"status": "skipped"}),
         ("running",),
         ("completed", "skipped"),
-        (*CLAIM_FIELDS, "status", "finish_time", "claimable_time", "wait", "finalizer", "deaths"),
+        (*CLAIM_FIELDS, "status", "finish_time", "claimable_time", "wait", "finalizer", "finalizing_ms", "deaths"),
     ),
     Case(
         "finish_failed",
-        _held(make.finish_failed),
+        _held(make.finish_failed, elapsed_ms=3),
         _row(status="failing"),
         ("failing",),
         None,
-        (*ENDED, "status", "deaths"),
+        (*ENDED, "status", "finalizing_ms", "deaths"),
     ),
     Case(
         "finish_canceled",
@@ -451,11 +467,19 @@ ENDS = (
     ),
     Case(
         "defer_finalizer",
-        _held(make.defer_finalizer, status="failing", attempt=2, error=FAULT, delay_ms=2_000, next_time=_later),
+        _held(
+            make.defer_finalizer,
+            status="failing",
+            attempt=2,
+            error=FAULT,
+            delay_ms=2_000,
+            next_time=_later,
+            elapsed_ms=3,
+        ),
         _row(status="failing"),
         ("failing",),
         None,
-        (*CLAIM_FIELDS, "finalizer", "claimable_time", "deaths"),
+        (*CLAIM_FIELDS, "finalizer", "finalizing_ms", "claimable_time", "deaths"),
     ),
     Case(
         "supersede",
@@ -470,6 +494,7 @@ ENDS = (
 
 _NEW_RUN = (
     *("status", "input", "retry_count", "workflow_run", "business_priority", "claimable_time", "deaths", "runs"),
+    *("run_time", "finalizing_ms"),
     *(*CLAIM_FIELDS, "finish_time", "resume", "wait", "error", "finalizer", "parked", "permit_wait", "deferred"),
 )
 _FORGOTTEN = (

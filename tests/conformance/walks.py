@@ -145,7 +145,13 @@ VERBS: MappingProxyType[str, Verb] = MappingProxyType(
             m.key, dead_token=m.held.claim_token, deaths_max=3, reason="x", now_ms=m.now_ms, commit_id=m.mark
         ),
         "unpark": lambda m: make.unpark(m.key, commit_id=m.mark),
-        "begin_step": lambda m: make.begin_step(m.held, m.instance, m.index, worker_id="w", commit_id=m.mark),
+        "begin_step": lambda m: make.begin_step(
+            *(m.held, m.instance, m.index),
+            worker_id="w",
+            ready_time=m.now_ms - HOUR_MS // 2 * (m.variant % 3),
+            waited_ms=m.variant,
+            commit_id=m.mark,
+        ),
         "unbegin": lambda m: make.unbegin(m.held, m.index, rest=m.end, commit_id=m.mark),
         "complete_step": lambda m: make.complete_step(
             m.held,
@@ -179,6 +185,7 @@ VERBS: MappingProxyType[str, Verb] = MappingProxyType(
             m.index,
             wait=PermitWaitRecord(resource="printer", step="first", since_time=m.now_ms),
             due_time=m.near_ms,
+            ready_time=m.now_ms if m.variant % 3 else None,
             rest=m.rest,
             commit_id=m.mark,
         ),
@@ -199,8 +206,8 @@ VERBS: MappingProxyType[str, Verb] = MappingProxyType(
             make.activate_own(m.held, m.instance, m.index, now_ms=m.now_ms, commit_id=m.mark) if m.waits else None
         ),
         "enter_failing": lambda m: make.enter_failing(m.held, error=m.error, commit_id=m.mark),
-        "finish_completed": lambda m: make.finish_completed(m.held, m.instance, commit_id=m.mark),
-        "finish_failed": lambda m: make.finish_failed(m.held, commit_id=m.mark),
+        "finish_completed": lambda m: make.finish_completed(m.held, m.instance, elapsed_ms=m.variant, commit_id=m.mark),
+        "finish_failed": lambda m: make.finish_failed(m.held, elapsed_ms=m.variant, commit_id=m.mark),
         "finish_canceled": lambda m: make.finish_canceled(
             m.held, m.index, error=m.error, elapsed_ms=1, commit_id=m.mark
         ),
@@ -211,6 +218,7 @@ VERBS: MappingProxyType[str, Verb] = MappingProxyType(
             error=m.error,
             delay_ms=m.lease_ms,
             next_time=m.near_ms,
+            elapsed_ms=m.variant,
             commit_id=m.mark,
         ),
         "supersede": lambda m: make.supersede(m.key, commit_id=m.mark),

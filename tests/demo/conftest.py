@@ -9,7 +9,9 @@ import pytest
 
 from asr_demo.asr_client import Succeeded
 from tests.demo.asr_process import AsrProcess
+from tests.demo.page_stage import Site, Stage
 from tests.demo.sound import BUNDLED, FIRST_SENTENCE_S, cut
+from tests.support.redis_servers import RedisTarget
 
 
 @pytest.fixture(scope="session")
@@ -53,3 +55,20 @@ def sentence(asr: AsrProcess) -> Path:
 def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The first eleven seconds of the bundled talk: as real, and recognised in a quarter of the time."""
     return cut(tmp_path_factory.mktemp("clip") / "clip.wav", 11.0)
+
+
+@pytest.fixture
+def stage(valkey: RedisTarget, tmp_path: Path) -> Iterator[Stage]:
+    """Notes, a store and a Redis, and what a worker would write to them: the page's surroundings."""
+    stage = Stage(valkey, tmp_path)
+    try:
+        yield stage
+    finally:
+        stage.close()
+
+
+@pytest.fixture
+def site(stage: Stage) -> Iterator[Site]:
+    """The page in this process, in front of the stage."""
+    with stage.served() as site:
+        yield site

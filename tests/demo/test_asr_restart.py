@@ -116,15 +116,15 @@ def test_a_stop_ends_at_once_in_mid_recognition_and_leaves_the_task_for_later(
     asr.start()
     task = asr.client().submit(three_sentences, idempotency_key="effect-1")
     recogniser = recogniser_of(asr)
+    wait_until(lambda: ignores_sigterm(recogniser), "the recogniser set up")
+    recogniser.send_signal(signal.SIGTERM)
+    recogniser.suspend()  # so that it is in mid-recognition for sure
     write_faults(asr.data_dir, Faults(hangs=1))
     impatient = AsrClient(asr.url, read_timeout_s=0.1)
     with ThreadPoolExecutor(1) as pool:
         hanging = pool.submit(impatient.poll, task.task_id)
         assert hanging.exception(timeout=60) is not None
     wait_until(lambda: asr.client().stats().asr_poll_calls == 1, "the service to meet the request that hangs")
-    wait_until(lambda: ignores_sigterm(recogniser), "the recogniser set up")
-    recogniser.send_signal(signal.SIGTERM)
-    recogniser.suspend()  # so that it is in mid-recognition for sure
 
     with socket.create_connection(asr.listener.getsockname()):  # and somebody who says nothing
         assert asr.stop(timeout=60) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,8 +15,11 @@ import pytest
 
 from asr_demo.asr_faults import FILE_NAME as FAULTS_FILE
 from asr_demo.flow import STEPS
+from kernel import workflow_id_for
 from tests.demo.command import TIME_S, demo, living_below, report
 from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +62,25 @@ def test_the_timeline_tells_who_did_what_and_what_was_waited_for(
     assert "external wait" in timeline
 
 
+@pytest.mark.req("id-sample-names")
+def test_the_timeline_names_object_workflow_round_task_and_resource(
+    plain_run: tuple[subprocess.CompletedProcess[str], Path],
+) -> None:
+    timeline = plain_run[0].stderr
+    workflow_id = workflow_id_for("async_content_job:demo:note-1")
+    assert f"object note-1, workflow {workflow_id}, round f1, recording architecture_night.wav" in timeline
+    assert len(re.findall(r"transcribe_audio +is task asr-[0-9a-f]{32} of provider pocketsphinx", timeline)) == 1
+
+
 @pytest.mark.fault
 @pytest.mark.req(
-    "dc-demo-kill", "flt-process-exit", "cmp-skip-on-recover", "stp-attempt-crash", "asr-no-resubmit", "clm-guarantee"
+    "dc-demo-kill",
+    "flt-process-exit",
+    "cmp-skip-on-recover",
+    "stp-attempt-crash",
+    "asr-no-resubmit",
+    "clm-guarantee",
+    "id-sample-names",
 )
 @pytest.mark.parametrize("step", STEPS)
 def test_a_killed_worker_changes_nothing_in_the_result(
@@ -76,7 +96,13 @@ def test_a_killed_worker_changes_nothing_in_the_result(
     assert found["asr_submit_calls"] == (2 if step == "transcribe_audio" else 1)
     assert (found["transcript"], found["summary"]) == (clip_run["transcript"], clip_run["summary"])
     assert "SIGKILL: worker pid" in done.stderr
-    assert "taken over by worker-" in done.stderr
+    # The driver learns names once a second; a worker younger than that is told by the beginning of its id.
+    assert re.search(r"taken over by (worker-\d \(pid \d+\)|[0-9a-f]{8})[ ,]", done.stderr)
+    claims = re.findall(
+        rf"{step} +entered by worker-\d \(pid \d+\) under claim (t\d+) \(([0-9a-f]{{8}})\)", done.stderr
+    )
+    assert claims, "a claim that is held for longer than a look has its number and its token"
+    assert len({number for number, _ in claims}) == len({token for _, token in claims}), "one number, one token"
 
 
 def _with_faults(tmp_path: Path, **faults: object) -> Path:

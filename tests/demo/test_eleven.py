@@ -71,10 +71,10 @@ def job(folder: Path, app: str) -> Iterator[Job]:
             handle = client.start_or_resume(plan, biz_key="async_content_job:demo:note-1", input=job_input)
             yield Job(folder, session, client, handle.workflow_id)
         finally:
-            client._store.close()
+            client.close()
 
 
-@pytest.mark.req("e2e-eleven", "e2e-one-slot", "fen-worker-change", "fen-idempotent-shortcut")
+@pytest.mark.req("e2e-eleven", "e2e-one-slot", "fen-worker-change", "fen-idempotent-shortcut", "flt-compose-crash")
 def test_four_claims_carry_one_job_to_its_end(tmp_path: Path) -> None:
     with job(tmp_path / "data", "app") as one:
         pid = wait_until(lambda: held_pid(one.folder), "C has composed and not committed")

@@ -8,7 +8,7 @@ import pytest
 
 from tests.demo.test_audience_run import run
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
 USERS = 12
 
 

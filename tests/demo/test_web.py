@@ -103,7 +103,7 @@ def started(folder: Path, url: str, attribute: str = "app") -> Iterator[Any]:
             )
             yield lambda: client.get(handle.workflow_id)
         finally:
-            client._store.close()
+            client.close()
 
 
 def note_in(folder: Path) -> Note:

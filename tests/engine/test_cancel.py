@@ -11,6 +11,7 @@ from kernel.client import Superseded
 from kernel.context import Context
 from kernel.directives import Sleep, WaitForSignal
 from kernel.errors import InvalidId, WorkflowCanceled, WorkflowWasCanceled
+from kernel.ids import workflow_id_for
 from tests.engine.flows import fails_first, flow, raises, seconds, step
 from tests.support.engine_rig import SteppedRig
 
@@ -96,6 +97,25 @@ def test_an_ended_or_unknown_workflow_is_left_alone(rig: SteppedRig) -> None:
 
 
 _HOUR = timedelta(hours=1)
+
+
+@pytest.mark.req("can-supersede-idempotent")
+@pytest.mark.case("A48")
+def test_a_supersede_of_what_is_not_there_leaves_nothing_that_meets_a_later_start(rig: SteppedRig) -> None:
+    """Neither of a key that has no workflow yet nor, later, of a run that has failed."""
+    definition = flow(rig, step(rig, "a", fails_first(1)))
+    rig.worker(definition)
+    workflow_id = workflow_id_for("job-1")
+
+    assert rig.client.supersede(workflow_id) == Superseded(False, None)
+    assert rig.start(definition) == workflow_id
+    rig.finish(workflow_id)
+    assert rig.status(workflow_id) == "failed"
+    assert rig.client.supersede(workflow_id) == Superseded(False, "failed")
+    rig.start(definition)
+    rig.finish(workflow_id)
+
+    assert (rig.status(workflow_id), rig.row(workflow_id)["workflow_run"]) == ("completed", 2)
 
 
 @pytest.mark.req("can-late-commit", "can-no-recall", "can-supersede-no-token", "core-miss-stops")

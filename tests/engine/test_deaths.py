@@ -319,7 +319,7 @@ def test_a_parked_workflow_can_be_superseded(rig: SteppedRig) -> None:
     assert (rig.status(workflow_id), "parked" in rig.row(workflow_id)) == ("canceled", False)
 
 
-@pytest.mark.case("A10", "A11", "A13")
+@pytest.mark.case("A11", "A13")
 def test_a_death_between_two_attempts_loses_nothing(rig: SteppedRig) -> None:
     """Between pop and claim, between claim and entry, between release and the push: the scan finds it each time."""
     boundaries: list[tuple[str, Fault]] = [

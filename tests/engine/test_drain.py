@@ -48,6 +48,39 @@ def test_a_draining_worker_ends_its_claim_after_the_current_step_and_another_goe
     assert [s.attempt for s in rig.instance(workflow_id).steps] == [1, 1, 1, 1]
 
 
+@pytest.mark.req("core-worker-replaceable")
+def test_a_worker_that_must_end_in_mid_step_gives_back_what_nobody_may_begin_before_it_is_gone(
+    durable_rig: SteppedRig,
+) -> None:
+    """Nobody will prove its end. No death is counted; what its activity still returns is not committed."""
+    rig = durable_rig
+    seen: list[tuple[bool, bool]] = []
+
+    def outlasting(ctx: Context) -> str:
+        if ctx.worker_id == "w1":
+            first.loop.drain()
+            first.loop.give_up_all(2_000)
+            given_back.update(rig.row(workflow_id))
+            seen.append((ctx.cancelled, given_back["claimable_time"] == rig.clock.wall_ms() + 2_000))
+        return ctx.worker_id
+
+    given_back: dict[str, Any] = {}
+    definition = flow(rig, step(rig, "a", outlasting))
+    first, second = (rig.worker(definition, lease_ms=60_000, fence_ms=50_000) for _ in range(2))
+    workflow_id = rig.start(definition)
+    rig.pass_once(first)
+
+    assert seen == [(True, True)]
+    assert "claim_token" not in given_back
+    assert rig.row(workflow_id)["steps"][0]["status"] == "running", "nothing was committed after the fence"
+    rig.pass_once(second)
+    assert rig.ledger.count("a") == 1, "the first may still be at work"
+    rig.advance(2_000)
+    rig.run(lambda: rig.status(workflow_id) == "completed", "the second has done it", second)
+    instance = rig.instance(workflow_id)
+    assert (rig.output(workflow_id), instance.deaths, instance.steps[0].takeovers) == ("w2", 0, 1)
+
+
 def test_a_claim_that_ends_between_begin_and_entry_takes_the_attempt_back(rig: SteppedRig) -> None:
     """No attempt happened: the step is pending again, without an attempt, claimable now (DECISIONS detail 4)."""
     definition = flow(rig, "a", "b")
@@ -123,7 +156,7 @@ def test_a_draining_worker_still_completes_a_failure(rig: SteppedRig) -> None:
 def test_a_live_worker_drains_while_another_takes_over_its_work(live: LiveRig) -> None:
     """The running activity goes on to its commit; then every thread of the worker ends."""
     gate = live.gate()
-    definition = flow(live, step(live, "a", lambda ctx: gate.wait(10)), "b")
+    definition = flow(live, step(live, "a", lambda ctx: gate.wait(60)), "b")
     first = live.worker(definition)
     workflow_id = live.start(definition)
     wait_until(lambda: live.ledger.count("a"), "the first step has begun")
@@ -132,7 +165,7 @@ def test_a_live_worker_drains_while_another_takes_over_its_work(live: LiveRig) -
     wait_until(lambda: second.loop.status()["counters"], "the second one is up")
     assert not first.loop.done.is_set()
     gate.set()
-    live.wait_ended(workflow_id, timeout=5)
+    live.wait_ended(workflow_id)
 
     assert [(e.step, e.worker_id) for e in live.ledger.entries] == [("a", "w1"), ("b", "w2")]
     wait_until(first.loop.done.is_set, "the first one has ended")

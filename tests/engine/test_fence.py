@@ -98,7 +98,7 @@ def test_renewals_that_fail_for_a_while_and_come_back_in_time_cost_nothing(rig: 
 def test_the_heartbeat_thread_survives_every_error(live: LiveRig) -> None:
     """Even one that no store should raise."""
     gate = live.gate()
-    definition = flow(live, step(live, "a", lambda ctx: gate.wait(10)))
+    definition = flow(live, step(live, "a", lambda ctx: gate.wait(60)))
     worker = live.worker(definition)
     broken = worker.store.inner.apply_all
     failures: list[int] = []

@@ -9,7 +9,7 @@ import pytest
 
 from kernel.context import Context
 from kernel.directives import Sleep
-from kernel.errors import WorkflowCanceled
+from kernel.errors import InsideStep, WorkflowCanceled
 from tests.engine.flows import fails_first, flow, raises, seconds, step
 from tests.engine.test_claims import set_fields
 from tests.support.engine_rig import SteppedRig
@@ -151,6 +151,20 @@ def test_whatever_interrupts_the_failure_only_the_failure_is_continued(rig: Step
     assert rig.instance(workflow_id).error.message == "no"
 
 
+@pytest.mark.req("fin-error-visible")
+@pytest.mark.parametrize("what", ["prepare", "success finalizer", "failure finalizer"])
+def test_the_record_says_what_has_failed_beside_the_steps(rig: SteppedRig, what: str) -> None:
+    body = raises(ValueError("no")) if what == "failure finalizer" else None
+    hooks: dict[str, Any] = {what.replace(" ", "_"): rig.ledger(raises(ValueError("never")))}
+    definition = flow(rig, step(rig, "a", body), **hooks)
+    worker = rig.worker(definition)
+    workflow_id = rig.start(definition)
+
+    rig.pass_once(worker)
+
+    assert rig.row(workflow_id)["finalizer"]["what"] == what
+
+
 @pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), WorkflowCanceled("no"), ValueError("no")])
 @pytest.mark.req("fin-retry", "act-panic")
 def test_whatever_a_finalizer_raises_it_is_only_tried_again(rig: SteppedRig, error: BaseException) -> None:
@@ -221,3 +235,27 @@ def test_a_failing_workflow_that_is_superseded_in_its_finalizer_ends_canceled(ri
     assert rig.status(workflow_id) == "canceled"
     assert rig.workers[0].store.missed[-1] == "defer_finalizer"
     assert "finalizer" not in rig.row(workflow_id)
+
+
+@pytest.mark.req("fan-start-idempotent")
+def test_a_step_may_not_register_another_workflow_and_a_finalizer_may(rig: SteppedRig) -> None:
+    """A step may run many times and fail; what it had started would live on."""
+    other = flow(rig, "b", type="other")
+    refused: list[str] = []
+
+    def activity(ctx: Context) -> None:
+        with pytest.raises(InsideStep) as raised:
+            ctx.start_or_resume(other.plan, biz_key="from the step")
+        refused.append(str(raised.value))
+
+    started: list[str] = []
+
+    def finalizer(ctx: Context) -> None:
+        started.append(ctx.start_or_resume(other.plan, biz_key="from the finalizer"))
+
+    workflow_id = rig.drive(flow(rig, step(rig, "a", activity), success_finalizer=finalizer))
+
+    assert rig.status(workflow_id) == "completed"
+    assert refused == ["step a: a workflow is registered by a finalizer or a publisher, not by a step"]
+    assert rig.store.find("workflow_instances", "biz_key", "from the step") is None
+    assert rig.row(started[0])["biz_key"] == "from the finalizer"

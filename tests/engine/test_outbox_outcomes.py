@@ -390,6 +390,7 @@ def test_a_fault_of_the_sources_own_code_costs_its_object_only(rig: OutboxRig) -
     assert rig.intent("bad").status == "dispatched"
 
 
+@pytest.mark.case("A40")
 def test_a_document_whose_key_is_no_id_hides_nobody(rig: OutboxRig, caplog: pytest.LogCaptureFixture) -> None:
     rig.accept("k1")
     rig.accept("bad")

@@ -96,7 +96,7 @@ def test_a_tenant_at_its_limit_holds_up_no_other(live: LiveRig) -> None:
     def works(ctx: Context) -> str:
         entered.append(ctx.input)
         if ctx.input == "big":
-            gate.wait(30)
+            gate.wait(60)
         return "done"
 
     definition = tenant_flow(live, works)
@@ -108,7 +108,8 @@ def test_a_tenant_at_its_limit_holds_up_no_other(live: LiveRig) -> None:
     live.wait_ended(small)
 
     assert entered == ["big", "big", "small"]
-    assert sum("claim_token" in live.row(key) for key in big) == 2
+    # The last one to be refused may still be giving its claim back.
+    wait_until(lambda: sum("claim_token" in live.row(key) for key in big) == 2, "only two of them hold a claim")
     gate.set()
     live.wait_ended(*big, timeout=60)
     assert live.permits.most["tenant_work:big"] == 2

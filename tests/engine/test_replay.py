@@ -40,8 +40,9 @@ def test_a_replay_replaces_the_input_and_clears_what_the_failed_run_left(durable
     changed = {name for name in {*row, *before} if row.get(name) != before.get(name)}
     assert changed == {
         "status", "input", "retry_count", "workflow_run", "revision", "claimable_time", "finish_time", "error", "steps",
-        "runs", "commit_ids",
+        "runs", "run_time", "commit_ids",
     }  # fmt: skip
+    assert row["run_time"] == rig.clock.wall_ms()
 
 
 @pytest.mark.req("sor-replay-steps", "stp-on-failed", "stp-checkpoint-cleared-on-error", "sor-no-second-instance")

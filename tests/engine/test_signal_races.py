@@ -16,6 +16,7 @@ from kernel.ids import RandomIds
 from kernel.store.conditional import Put, Transition
 from kernel.store.memory import MemoryStore
 from kernel.store.tables import INSTANCES
+from tests.engine.conftest import PATIENT
 from tests.engine.flows import flow, seconds, step
 from tests.engine.signals import asks, leave, made, matched, pending
 from tests.support.engine_rig import LiveRig
@@ -30,7 +31,7 @@ def racing(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     """A rig with real threads, ids that several of them may draw, and a hundred workflows that wait."""
     clock = SystemClock()
     store = MemoryStore(clock) if request.param == "memory" else sqlite_store(tmp_path, clock)
-    rig = LiveRig(store, slots=ROUNDS)
+    rig = LiveRig(store, slots=ROUNDS, **PATIENT)
     rig.ids = RandomIds()
     yield rig
     rig.close()

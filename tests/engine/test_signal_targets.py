@@ -133,6 +133,7 @@ BAD: list[tuple[dict[str, Any], type[Exception]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.case("A22", "A40")
 @pytest.mark.parametrize(("field", "error"), BAD)
 def test_bad_input_is_refused_by_name_before_any_write(
     rig: SteppedRig, field: dict[str, Any], error: type[Exception]

@@ -152,6 +152,36 @@ def test_an_early_signal_wakes_the_wait_right_after_its_suspension(durable_rig: 
     assert (pending(rig), matched(rig)) == ([], ["s1"])
 
 
+@pytest.mark.req("flt-early-signal")
+@pytest.mark.parametrize(
+    ("kind", "wakes"),
+    [("early", 1), ("late", 0), ("duplicate", 1), ("wrong generation", 0), ("wrong key", 0)],
+)
+def test_what_comes_at_the_wrong_time_twice_or_for_another_wait(rig: SteppedRig, kind: str, wakes: int) -> None:
+    """Early wakes as soon as its wait is there; a repeat wakes once; what is for another wait wakes never."""
+    definition = flow(rig, step(rig, "ask", asks(fallback=seconds(30))), "after")
+    worker = rig.worker(definition)
+    workflow_id = workflow_id_for("job-1")
+    if kind == "early":
+        tell(rig, workflow_id)
+    rig.start(definition)
+    if kind != "early":
+        wait_asleep(rig, worker, workflow_id)
+    if kind == "late":
+        rig.finish(workflow_id)
+    told = {"wrong generation": {"generation": GENERATION + 1}, "wrong key": {"wait_key": "other"}}.get(kind, {})
+    if kind != "early":
+        receipts = [tell(rig, workflow_id, **told) for _ in range(2 if kind == "duplicate" else 1)]
+        assert [receipt.activated for receipt in receipts] == [wakes == 1, *[False] * (len(receipts) - 1)]
+    rig.finish(workflow_id)
+
+    assert rig.status(workflow_id) == "completed"
+    woken = "s1" if wakes else "poll"
+    assert rig.ledger.steps() == ["ask", "ask", "after"], "one wake, and no step again for a repeat"
+    assert rig.instance(workflow_id).outputs["ask"].endswith(woken.encode())
+    assert pending(rig) == ([] if wakes else ["s1"])
+
+
 @pytest.mark.req("sig-early", "sig-terminal-target", "sig-retention")
 def test_a_signal_from_before_its_workflow_exists_wakes_it_when_it_waits(rig: SteppedRig) -> None:
     definition = flow(rig, step(rig, "ask", asks()))

@@ -13,6 +13,7 @@ from kernel.definition import plan
 from kernel.store.tables import INSTANCES
 from tests.engine.flows import flow, raises, step
 from tests.support.engine_rig import LiveRig
+from tests.support.wait import wait_until
 
 CALLERS = 16
 PLAN = plan("job", ["only"])
@@ -23,7 +24,7 @@ def all_at_once(call: Callable[[int], Any]) -> list[Any]:
     barrier = threading.Barrier(CALLERS)
 
     def one(k: int) -> Any:
-        barrier.wait(10)
+        barrier.wait(60)
         return call(k)
 
     with ThreadPoolExecutor(CALLERS) as pool:
@@ -58,7 +59,8 @@ def test_sixteen_replays_raise_the_count_by_one(any_live: LiveRig) -> None:
     worker = rig.worker(definition)
     workflow_id = rig.start(definition, "k")
     rig.wait_ended(workflow_id)
-    worker.scheduler.stop()  # nobody may run the replay while the callers race
+    worker.loop.drain()  # nobody may run the replay while the callers race
+    wait_until(worker.loop.done.is_set, "the end of the worker")
 
     handles = all_at_once(lambda k: rig.client.start_or_resume(definition.plan, biz_key="k", input=k))
 

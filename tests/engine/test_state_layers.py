@@ -124,6 +124,9 @@ OWNERS = {
     "SIGNALS": {"transitions/inbox.py"},
     "LIMITS": {"transitions/limits.py"},
     "DEFINITIONS": {"engine/sweeps.py"},
+    # Only their end; they are kept by verbs of their own (kernel.store.projection).
+    "SNAPSHOTS": {"observe/retention.py"},
+    "ATTEMPTS": {"observe/retention.py"},
     "table": {"transitions/dispatch.py"},  # the user's own: business objects with their intents
 }
 """Who builds the writes of a table, beside the files that it names nobody does."""

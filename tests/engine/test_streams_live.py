@@ -20,6 +20,7 @@ from kernel.clock import SystemClock
 from kernel.config import Config
 from kernel.context import Context
 from kernel.coordination import ScriptRunner, Streams, StreamTerms
+from kernel.coordination.scripts import CALL_TIMEOUT_S
 from kernel.coordination.stream_news import StreamNews
 from kernel.definition import Definition, Step
 from kernel.engine.settings import Settings
@@ -41,10 +42,13 @@ QUICK = StreamSettings(flush_ms=20, times=ReaderTimes(poll_ms=500, check_ms=1_00
 
 
 class Bench:
-    """A SQLite store, one Redis, workers whose step writes what the test says, and a publisher who follows."""
+    """A SQLite store, one Redis, workers whose step writes what the test says, and a publisher who follows.
 
-    def __init__(self, target: RedisTarget, folder: Path) -> None:
+    Where no call is meant to fail its time limit is a patient one: these machines are shared and slow at times."""
+
+    def __init__(self, target: RedisTarget, folder: Path, call_timeout_s: float = 10.0) -> None:
         self.target = target
+        self._call_timeout_s = call_timeout_s
         self.folder = folder
         self.clock = SystemClock()
         self.ids = RandomIds()
@@ -67,7 +71,7 @@ class Bench:
         self._threads: list[threading.Thread] = []
 
     def port(self) -> Streams:
-        runner = ScriptRunner(self.target.connector, self.clock, call_timeout_s=0.4)
+        runner = ScriptRunner(self.target.connector, self.clock, call_timeout_s=self._call_timeout_s)
         self.target._open.callback(runner.close)
         return Streams(runner, self.target.keys, StreamTerms())
 
@@ -146,8 +150,8 @@ def bench(valkey: RedisTarget, tmp_path: Path) -> Iterator[Bench]:
 
 @pytest.fixture
 def own_bench(own_redis: RedisTarget, tmp_path: Path) -> Iterator[Bench]:
-    """On a server that the test may stop."""
-    made = Bench(own_redis, tmp_path)
+    """On a server that the test may stop, with the time limit of a worker."""
+    made = Bench(own_redis, tmp_path, CALL_TIMEOUT_S)
     yield made
     made.close()
 

@@ -15,6 +15,7 @@ from kernel.clock import ManualClock
 from kernel.context import Context
 from kernel.directives import Sleep, WaitForSignal, Yield
 from kernel.engine.activation import activate_all_due
+from kernel.engine.telling import silent
 from kernel.store.conditional import Applied, Missed
 from kernel.store.memory import MemoryStore
 from tests.engine.flows import flow, seconds, step
@@ -112,7 +113,7 @@ def test_of_racing_scanners_one_activates(rig: SteppedRig) -> None:
         barrier.wait(10)
         now_ms = clock.wall_ms()
         return [
-            activate_all_due(store, [i], now_ms, partial("{}-{}".format, k, i.workflow_id))[0] is not None
+            activate_all_due(store, [i], now_ms, partial("{}-{}".format, k, i.workflow_id), silent)[0] is not None
             for i in instances
         ]
 

@@ -74,7 +74,7 @@ def dispatching(rig: SteppedRig, *definitions: Definition) -> Any:
     return loop
 
 
-@pytest.mark.req("fpr-mismatch-defer", "fpr-mismatch-not-failure", "fpr-compatible-returns")
+@pytest.mark.req("fpr-mismatch-defer", "fpr-mismatch-not-failure", "fpr-compatible-returns", "flt-old-version")
 def test_a_dispatcher_defers_what_no_live_worker_can_run_and_releases_it_when_one_appears(rig: SteppedRig) -> None:
     """For an hour, with both fingerprints in the row; status, steps and attempts stay."""
     old, new = abc(rig), axbc(rig)
@@ -96,12 +96,14 @@ def test_a_dispatcher_defers_what_no_live_worker_can_run_and_releases_it_when_on
     }
     assert (row["status"], row["steps"], "claim_token" in row) == ("running", before["steps"], False)
     assert rig.ledger.entries == []
+    (told,) = rig.recorder.of("claim.deferred", workflow_id)
+    assert (told["stored"], list(told["offered"])) == (old.plan.fingerprint, [new.plan.fingerprint])  # type: ignore[call-overload]
     rig.run(lambda: rig.clock.boot_ms() > 1_120_000, "two minutes", new_worker)
     loop.pass_once()
     assert rig.row(workflow_id) == row
 
     old_worker = rig.worker(old)
-    rig.pass_once(old_worker)
+    old_worker.sweeps.touch_definitions()
     rig.advance(rig.settings.scan_ms)
     loop.pass_once()
     assert "deferred" not in rig.row(workflow_id)
@@ -129,6 +131,21 @@ def test_nothing_is_deferred_while_a_worker_of_its_version_lives(rig: SteppedRig
     assert "deferred" not in rig.row(workflow_id)
     busy.scheduler._busy = 0
     rig.finish(workflow_id)
+
+
+@pytest.mark.req("fpr-compatible-returns")
+def test_where_no_dispatcher_runs_a_worker_brings_back_what_was_deferred_for_want_of_it(rig: SteppedRig) -> None:
+    """Its own versions alone: what nobody runs stays away."""
+    old, other = abc(rig), flow(rig, "z", type="other")
+    workflow_id, foreign = rig.start(old), rig.start(other, "foreign")
+    loop = dispatching(rig)
+    loop.pass_once()
+    assert all("deferred" in rig.row(key) for key in (workflow_id, foreign))
+
+    rig.run(lambda: rig.ended(workflow_id), "the end", rig.worker(old), limit_ms=2 * rig.settings.scan_ms)
+
+    assert (rig.status(workflow_id), "deferred" in rig.row(workflow_id)) == ("completed", False)
+    assert "deferred" in rig.row(foreign)
 
 
 def test_a_deferred_instance_is_claimed_by_itself_after_its_hour(rig: SteppedRig) -> None:

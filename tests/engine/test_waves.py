@@ -19,7 +19,7 @@ from tests.support.wait import wait_until
 def test_the_steps_of_a_wave_run_side_by_side(live: LiveRig) -> None:
     """All of them meet at one barrier, which none could pass alone."""
     barrier = threading.Barrier(4)
-    roots = [step(live, f"root{k}", lambda ctx: barrier.wait(10) >= 0, depends_on=[]) for k in range(4)]
+    roots = [step(live, f"root{k}", lambda ctx: barrier.wait(60) >= 0, depends_on=[]) for k in range(4)]
     definition = flow(live, *roots, step(live, "last", depends_on=[f"root{k}" for k in range(4)]))
     live.worker(definition)
     workflow_id = live.start(definition)
@@ -103,14 +103,14 @@ def test_failing_begins_only_after_the_last_sibling_has_returned(live: LiveRig) 
 
     def slow(ctx: Context) -> str:
         begun.set()
-        gate.wait(10)
+        gate.wait(60)
         return "kept"
 
     finalized: list[str] = []
     definition = flow(
         live,
         step(live, "slow", slow, depends_on=[]),
-        step(live, "bad", lambda ctx: begun.wait(10) and raises(ValueError("no"))(ctx), depends_on=[]),
+        step(live, "bad", lambda ctx: begun.wait(60) and raises(ValueError("no"))(ctx), depends_on=[]),
         failure_finalizer=lambda ctx: finalized.append(live.step(ctx.workflow_id, "slow").status),
     )
     live.worker(definition)

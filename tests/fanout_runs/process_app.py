@@ -14,6 +14,7 @@ import msgspec
 
 from fanout import FanOutEvent, Page, Subscriber, fan_out_key, make_fan_out, start_fan_out
 from kernel import App, Context, Definition, Step, WaitForSignal, workflow_id_for
+from tests.faults.arms import Arms, hurt
 from tests.faults.effects import EffectsFile, noted, ports
 
 PAGE_SIZE = 10
@@ -72,6 +73,13 @@ def _folder(ctx: Context) -> Path:
 
 
 def read_page(ctx: Context, cursor: int | None, limit: int) -> Page:
+    """The reading is a boundary of its own."""
+    arm = Arms(_folder(ctx)).met("worker", "read_page", ctx.workflow_id, [str(cursor)])
+    no_answer = ConnectionError("no answer")
+    return hurt(arm, lambda: _read_page(ctx, cursor, limit), no_answer, no_answer)
+
+
+def _read_page(ctx: Context, cursor: int | None, limit: int) -> Page:
     folder, show = _folder(ctx), Show(ctx.input.identities["show"], int(ctx.input.identities["count"]))
     with open(_pages(folder, show.name), "ab") as file:
         file.write(msgspec.json.encode(Read(cursor, os.getpid())) + b"\n")

@@ -46,7 +46,6 @@ def woken_once(proof: Tree, workflow_id: str) -> bool:
     return 2 <= entries <= 2 + proof.instance(workflow_id).steps[0].takeovers
 
 
-@pytest.mark.case("A15")
 @pytest.mark.crash("51")
 @pytest.mark.req("fan-cursor", "fan-rerun-dedup", "fan-separate")
 def test_killed_at_page_3_of_10_it_reads_no_page_again_and_wakes_everybody_once(tmp_path: Path) -> None:
@@ -85,7 +84,7 @@ POINTS: tuple[Point, ...] = ("before", "lost", "after")
 @pytest.mark.parametrize(
     ("call", "point"),
     [
-        pytest.param(call, point, id=f"{boundary}-{call}-{point}", marks=pytest.mark.crash(boundary))
+        pytest.param(call, point, id=f"{boundary}-{call}-{point}", marks=pytest.mark.crash(boundary, point))
         for boundary, call in CELLS
         for point in POINTS
     ],
@@ -121,3 +120,25 @@ def test_around_each_write_of_a_page(armed: Tree, call: str, point: Point) -> No
         return all(document is not None and document["status"] == "matched" for document in stored)
 
     wait_until(all_matched, "the marks")
+
+
+@pytest.mark.req("fan-cursor", "fan-rerun-dedup")
+@pytest.mark.parametrize("point", [pytest.param(point, marks=pytest.mark.crash("51", point)) for point in POINTS])
+def test_around_the_reading_of_a_page(armed: Tree, point: Point) -> None:
+    """The cursor has not moved: the same page again, of which nobody had been told, and none of the page before."""
+    show = Show(f"read-{point}", 25)
+    armed.wait_running()
+    ids = waiting_followers(armed, show)
+    name = f"read_page-{point}"
+    armed.arms.arm(name, Arm(call="read_page", point=point, workflow_id=show.fan_out_id, touches=str(PAGE_SIZE)))
+    main = start_main(armed, show)
+    armed.finish(main, show.fan_out_id, *ids)
+
+    (fired,) = armed.arms.fired(name)
+    found = reads(armed.folder, show)
+    again = [10] if point == "before" else [10, 10]  # a reading that died before it began left no line
+    assert [read.cursor for read in found] == [None, *again, 20]
+    assert point == "lost" or fired.pid not in {read.pid for read in found[-2:]}
+    assert [key for key in ids if not woken_once(armed, key)] == []
+    tally = outcome(armed, show).tally
+    assert tally == Tally(pages=3, told=25, woken=tally.woken, tries=1 if point == "lost" else 0)

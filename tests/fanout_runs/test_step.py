@@ -181,6 +181,7 @@ WRONG: list[tuple[Any, str]] = [
 ]
 
 
+@pytest.mark.case("A40")
 @pytest.mark.parametrize(("wrong", "words"), WRONG, ids=lambda value: ascii(value)[:40])
 def test_one_who_can_not_be_addressed_does_not_block_its_page(wrong: Any, words: str) -> None:
     subscribers = SubscriberList([*SubscriberList.of_keys(2).rows.values(), wrong, Subscriber(biz_key="sub:3")])

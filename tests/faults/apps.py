@@ -12,7 +12,18 @@ from typing import Any
 
 import msgspec
 
-from kernel import App, Context, Definition, NonRetryable, Signal, Sleep, Step, WaitForSignal, Yield
+from kernel import (
+    App,
+    Context,
+    Definition,
+    NonRetryable,
+    Signal,
+    Sleep,
+    Step,
+    WaitForSignal,
+    WorkflowCanceled,
+    Yield,
+)
 from kernel.ids import workflow_id_for
 from tests.faults.arms import Arms, hurt
 from tests.faults.effects import EffectsFile, burn_cpu, have_effect, noted, ports
@@ -172,6 +183,14 @@ def wait_at_gate(ctx: Context) -> str:
 
 
 @noted
+def count_at_gate(ctx: Context) -> int:
+    """The same, as the first step of a chain that counts."""
+    _pass_gate(ctx, ctx.workflow_id)
+    have_effect(ctx)
+    return _counted(ctx, None)
+
+
+@noted
 def abort(ctx: Context) -> int:
     """Poison: ends its process, whoever enters."""
     end_process(ctx)
@@ -281,13 +300,30 @@ def hurt_finalizer(ctx: Context) -> None:
     hurt(arm, lambda: have_effect(ctx), no_answer, no_answer)
 
 
+@noted
+def submit_and_wait(ctx: Context) -> Any:
+    """The submit is a boundary of its own: what it returned is kept by the write that follows it."""
+    if ctx.checkpoint() is not None:
+        return ctx.checkpoint()
+    effects: EffectsFile = ctx.ports
+    arm = Arms(effects.path.parent).met("worker", "submit", ctx.workflow_id)
+    no_answer = ConnectionError("no answer")
+    hurt(arm, lambda: have_effect(ctx), no_answer, no_answer)
+    return Sleep(timedelta(seconds=ctx.input.nap_s), checkpoint=ctx.effect_key)
+
+
+@noted
+def cancel(ctx: Context) -> None:
+    raise WorkflowCanceled("not wanted any more")
+
+
 STAGES = "abcdefg"
 STAGED = Definition(type="staged", input=Job, steps=[Step(name, staged_step(name), timeout=LONG) for name in STAGES])
 LINE = Definition(type="line", input=Job, steps=chain("abc"))
-SLOW_FIRST = Definition(
-    type="slow_first",
+GATED_FIRST = Definition(
+    type="gated_first",
     input=Job,
-    steps=[Step("a", worker_step(None)), Step("b", quick_step("a")), Step("c", quick_step("b"))],
+    steps=[Step("a", count_at_gate, timeout=LONG), Step("b", quick_step("a")), Step("c", quick_step("b"))],
 )
 FINAL = Definition(type="final", input=Job, steps=chain("a"), success_finalizer=hurt_finalizer)
 FAILS = Definition(
@@ -295,6 +331,14 @@ FAILS = Definition(
 )
 SKIPS = Definition(
     type="skips", input=Job, steps=[Step("a", always_raise, on_failed="skip"), Step("b", worker_step(None))]
+)
+SUBMITS = Definition(type="submits", input=Job, steps=[Step("a", submit_and_wait, max_retry=1)])
+CANCELS = Definition(
+    type="cancels",
+    input=Job,
+    steps=[Step("a", cancel), Step("b", worker_step("a"))],
+    success_finalizer=hurt_finalizer,
+    failure_finalizer=hurt_finalizer,
 )
 YIELDS = Definition(type="yields", input=Job, steps=[Step("a", yield_once)])
 
@@ -328,8 +372,8 @@ RINGS = Definition(type="rings", input=Job, steps=[Step("ring", ring, max_retry=
 app = App(
     definitions=[
         ONE, STEADY, TEN, NAPPING, SLEEPING, HELD, RETRYING, FINISHED, REFUSED, SUBMIT_LATE, RETURN_LATE, COMMIT_LATE,
-        GATED, POISON, POISON_FAILS, POISON_PREPARE, STUBBORN, BURNING, NATIVE, STAGED, LINE, SLOW_FIRST, FINAL, FAILS,
-        SKIPS, YIELDS, WAITS, RINGS,
+        GATED, POISON, POISON_FAILS, POISON_PREPARE, STUBBORN, BURNING, NATIVE, STAGED, LINE, GATED_FIRST, FINAL, FAILS,
+        SKIPS, SUBMITS, CANCELS, YIELDS, WAITS, RINGS,
     ],
     ports=ports,
 )  # fmt: skip

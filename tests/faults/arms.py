@@ -1,8 +1,8 @@
 """Faults that wait inside a process for one certain call of the engine: armed by a test, met once, and then gone.
 
 An arm is a file in the data folder; whoever meets it first takes it away by renaming it, so that of many processes one
-is hurt. The calls are those of the engine's two ports, store and ready queue, and the child's sign of being ready: the
-product has no hook for this, it is handed wrapped ports.
+is hurt. The calls are those of the engine's ports and the child's sign of being ready: the product has no hook for
+this, it is handed wrapped ports (`crash_ports`; store and ready queue are here).
 """
 
 from __future__ import annotations
@@ -10,24 +10,23 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
-from unittest.mock import patch
 
 import msgspec
 
 from kernel.candidates import Candidate, Popped
 from kernel.coordination.ready_queue import LaneQueue
 from kernel.errors import CoordinationUnavailable, OutcomeUnknown, StoreUnavailable
+from kernel.ids import workflow_id_for
 from kernel.records import Document
-from kernel.runtime import opening, roles
 from kernel.store.conditional import Answer, Applied, Equals, Insert, InsertAnswer, Remove, RemoveAnswer, Transition
 from kernel.store.protocol import Query, Store
 from kernel.store.tables import SIGNALS
 from tests.faults.effects import boot_ms
+from tests.support.crash_proof import proved
 
 T = TypeVar("T")
 
@@ -42,14 +41,16 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Which call, and what befalls it. Fields that are not set match everything."""
 
     call: str
-    """A transition's name; `create`, `get`, `find`, `scan`, `recheck` (the look into the inbox after a suspension);
-    `push`, `wakeup` (its second half), `pop`, `popped` (a pop that brought the workflow); `ready`; `finalizer`. `*` is
-    every one of them."""
+    """A transition's name, also of business objects; `create`, `get`, `find`, `scan`, `recheck` (the look into the
+    inbox after a suspension); `push`, `wakeup` (its second half), `pop`, `popped` (a pop that brought the workflow);
+    `take`, `taken` (the same of intents), `hold_scan`; `stream_append`, `stream_reset`, `stream_finish`;
+    `keep_attempts`, `keep_snapshot` (a batch of observations that holds them); `ready`; what business code calls:
+    `finalizer`, `submit`, `read_page`. `*` is every one of them."""
     point: Point
     workflow_id: str = ""
-    """The row's key: of a row of the inbox its signal_id."""
+    """The row's key: of a row of the inbox its signal_id, of a business object its object_id."""
     touches: str = ""
-    """A field that the transition changes, to tell two of the same name apart."""
+    """A field that the transition changes, or another word of the call, to tell two of the same name apart."""
     follows: str = ""
     """The last transition that this process applied to the same workflow."""
     role: str = ""
@@ -64,6 +65,8 @@ class Fired(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     pid: int
     at_ms: int
+    token: str = ""
+    """The claim under which the call was made, where it is a write under one."""
 
 
 @lru_cache(maxsize=4096)
@@ -80,6 +83,7 @@ class Arms:
     def __init__(self, data_dir: Path) -> None:
         self._folder = data_dir / FOLDER
         self._fired = data_dir / FIRED
+        self._points: dict[str, Point] = {}
 
     # --- the test's side ------------------------------------------------------------------------------
 
@@ -89,6 +93,7 @@ class Arms:
         draft = self._folder / f".{name}"
         draft.write_bytes(msgspec.json.encode(arm))
         draft.rename(self._folder / name)
+        self._points[name] = arm.point
 
     def disarm(self, name: str) -> None:
         """Take a lasting arm away, or let a call that pauses go on."""
@@ -98,16 +103,26 @@ class Arms:
     def fired(self, name: str = "") -> list[Fired]:
         """Who has met the arm of that name, or any."""
         try:
-            lines = self._fired.read_bytes().splitlines()
+            data = self._fired.read_bytes()
         except FileNotFoundError:
             return []
-        found = [msgspec.json.decode(line, type=Fired) for line in lines]
-        return [fired for fired in found if name in ("", fired.name)]
+        whole = data[: data.rfind(b"\n") + 1].splitlines()
+        found = [msgspec.json.decode(line, type=Fired) for line in whole]
+        found = [fired for fired in found if name in ("", fired.name)]
+        if found and name in self._points:
+            proved.add(self._points[name])
+        return found
 
     # --- the hurt process's side ----------------------------------------------------------------------
 
     def met(
-        self, role: str, call: str, workflow_id: str = "", touched: Sequence[str] = (), follows: str = ""
+        self,
+        role: str,
+        call: str,
+        workflow_id: str = "",
+        touched: Sequence[str] = (),
+        follows: str = "",
+        token: str = "",
     ) -> Arm | None:
         """The arm for this call, if there is one; it is gone for everybody else then."""
         for name in self._names():
@@ -119,16 +134,16 @@ class Arms:
                     (self._folder / name).rename(self._folder / f".met-{name}")
                 except FileNotFoundError:
                     continue  # another process was faster
-            self._note(name)
+            self._note(name, token)
             if arm.point == "pause":
-                self._wait(name)
+                self._wait(name if arm.lasting else f".met-{name}")
             return arm
         return None
 
-    def _wait(self, name: str) -> None:
+    def _wait(self, file: str) -> None:
         """Stand still until the test says go. (A process that stopped itself might do so while another thread of it
         commits: with the store's lock in its hand, and that is another fault.)"""
-        while (self._folder / f".met-{name}").exists():
+        while (self._folder / file).exists():
             threading.Event().wait(0.005)
 
     def _names(self) -> list[str]:
@@ -137,10 +152,10 @@ class Arms:
         except FileNotFoundError:
             return []
 
-    def _note(self, name: str) -> None:
+    def _note(self, name: str, token: str) -> None:
         fd = os.open(self._fired, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
-            fired = Fired(name=name, pid=os.getpid(), at_ms=boot_ms())
+            fired = Fired(name=name, pid=os.getpid(), at_ms=boot_ms(), token=token)
             os.write(fd, msgspec.json.encode(fired) + b"\n")
         finally:
             os.close(fd)
@@ -179,6 +194,15 @@ def hurt(arm: Arm | None, call: Callable[[], T], lost: Exception, refused: Excep
     return answer
 
 
+def _token_of(transition: Transition) -> str:
+    """The claim that a transition takes, or else is made under."""
+    for part in (*transition.changes, *transition.guards):
+        field, value = getattr(part, "field", ""), getattr(part, "value", None)
+        if field.rpartition(".")[2] == "claim_token" and isinstance(value, str):
+            return value
+    return ""
+
+
 class ArmedStore:
     """A store whose calls may be hurt."""
 
@@ -204,8 +228,8 @@ class ArmedStore:
     def apply_all(self, transitions: Sequence[Transition]) -> list[Answer]:
         arm = None
         for t in transitions:
-            last = self._last.get(t.key, "")
-            arm = arm or self._arms.met(self._role, t.name, t.key, [change.field for change in t.changes], last)
+            touched, last = [change.field for change in t.changes], self._last.get(t.key, "")
+            arm = arm or self._arms.met(self._role, t.name, t.key, touched, last, _token_of(t))
 
         def call() -> list[Answer]:
             answers = self._inner.apply_all(transitions)
@@ -224,20 +248,26 @@ class ArmedStore:
         return [self.remove(remove) for remove in removes]
 
     def get(self, table: str, key: str) -> Document | None:
-        return self._hurt("get", key, (), lambda: self._inner.get(table, key))
+        return self._read("get", key, lambda: self._inner.get(table, key))
 
     def find(self, table: str, column: str, value: str) -> Document | None:
-        return self._hurt("find", "", (), lambda: self._inner.find(table, column, value))
+        key = workflow_id_for(value) if column == "biz_key" else value
+        return self._read("find", key, lambda: self._inner.find(table, column, value))
 
     def scan(self, query: Query) -> list[tuple[Any, ...]]:
         # A scan for the rows of one workflow is that workflow's: the look into the inbox after a suspension.
         own = [g.value for g in query.guards if isinstance(g, Equals) and g.field == "workflow_id"]
         call, key = ("recheck", str(own[0])) if own and query.table == SIGNALS else ("scan", "")
-        return self._hurt(call, key, (), lambda: self._inner.scan(query))
+        return self._read(call, key, lambda: self._inner.scan(query))
 
     def _hurt(self, call: str, key: str, touched: Sequence[str], function: Callable[[], T]) -> T:
         arm = self._arms.met(self._role, call, key, touched, self._last.get(key, ""))
         return hurt(arm, function, OutcomeUnknown(f"{call}: no answer"), StoreUnavailable(f"{call}: cut off"))
+
+    def _read(self, call: str, key: str, function: Callable[[], T]) -> T:
+        """A reading whose answer is lost has changed nothing: it may be made again."""
+        gone = StoreUnavailable(f"{call}: no answer")
+        return hurt(self._arms.met(self._role, call, key, (), self._last.get(key, "")), function, gone, gone)
 
     def prepare(self) -> None:
         self._inner.prepare()
@@ -279,23 +309,3 @@ class ArmedQueue:
             if arm is not None:
                 return arm
         return None
-
-
-@contextmanager
-def armed_ports(data_dir: Path, role: str) -> Iterator[Arms]:
-    """What `kernel.runtime` opens inside this block is wrapped. For a process that is there to be hurt."""
-    arms = Arms(data_dir)
-    last: dict[str, str] = {}
-    real_store, real_queue = roles.open_store, LaneQueue
-
-    def open_store(*arguments: Any, **options: Any) -> Any:
-        return ArmedStore(real_store(*arguments, **options), arms, role, last)
-
-    def open_queue(*arguments: Any, **options: Any) -> Any:
-        return ArmedQueue(real_queue(*arguments, **options), arms, role, last)
-
-    with ExitStack() as patches:
-        for module in (roles, opening):  # what a child opens, and what a publisher does
-            patches.enter_context(patch.object(module, "open_store", open_store))
-            patches.enter_context(patch.object(module, "LaneQueue", open_queue))
-        yield arms

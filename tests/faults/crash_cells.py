@@ -7,6 +7,7 @@ workflow is sacrificed to each; what must be seen of it afterwards stands in the
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -16,12 +17,6 @@ from tests.faults import apps
 from tests.faults.arms import Arm, Point
 
 Entries = dict[str | None, int]
-
-BOUNDARIES = (
-    "02", "05", "06", "07", "18", "19", "21", "26", "28", "29", "30", "31", "32", "33", "34", "35", "36", "38", "41",
-    "44", "45", "59", "60", "61",
-)  # fmt: skip
-"""Those that the real-process part of the matrix must hold, each at least with `before` and `after`."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +33,12 @@ class Cell:
     """The attempt of each step at the end; where not given, as many as entries."""
     status: str = "completed"
     name: str = ""
-    hold_s: float = 0.0
     nap_s: float = 0.0
     failures: int = 0
+    statuses: tuple[str, ...] = ()
+    """Of the steps at the end, where the cell says so."""
+    effects: int | None = None
+    """How many effects outside there are in all, each under the same key, where the cell says so."""
 
     @property
     def id(self) -> str:
@@ -60,33 +58,29 @@ def _three(
     *,
     before: Entries | None = None,
     after: Entries | None = None,
-    attempts_after: tuple[int, ...] = (),
     attempts: tuple[int, ...] = (),
     attempts_before: tuple[int, ...] = (),
+    attempts_after: tuple[int, ...] = (),
     touches: str = "",
-    name: str = "",
-    status: str = "completed",
     role: str = "",
-    hold_s: float = 0.0,
-    nap_s: float = 0.0,
-    failures: int = 0,
-    points: tuple[Point, ...] = ("before", "lost", "after"),
     follows: str = "",
+    **more: Any,
 ) -> list[Cell]:
     """The three points of one boundary. `before` and `after` say what differs from an undisturbed run."""
     cells = []
+    points: tuple[Point, ...] = ("before", "lost", "after")
     for point in points:
         changed = {"before": before, "after": after}.get(point) or {}
         tried = {"before": attempts_before, "after": attempts_after}.get(point) or attempts
         arm = Arm(call=call, point=point, touches=touches, role=role, follows=follows)
-        cell = Cell(
-            boundary, point, flow, arm, entries | changed, tried, status, name, hold_s, nap_s, failures,
-        )  # fmt: skip
-        cells.append(cell)
+        cells.append(Cell(boundary, point, flow, arm, entries | changed, tried, **more))
     return cells
 
 
 ONCE: Entries = {"a": 1, "b": 1, "c": 1}
+
+SUBMITTED: list[tuple[Point, int, int]] = [("before", 1, 0), ("lost", 2, 1), ("after", 2, 0)]
+"""How many submits there are, and how many failures of the step."""
 
 POPPED = [
     # The id was never taken from the index, or is lost from it; no attempt, no failure.
@@ -95,12 +89,22 @@ POPPED = [
     Cell("18", "after", apps.LINE, Arm(call="popped", point="after", role="worker"), ONCE),
 ]
 
+# While it is held in its step: armed when it is there.
+RENEWED = _three("21", apps.GATED, "renew", {"only": 1}, before={"only": 2}, after={"only": 2})
+
 AT_WORK = [
     # A token that nobody knows: attempt not increased.
     *_three("19", apps.LINE, "claim", ONCE),
-    *_three("21", apps.SLOW_FIRST, "renew", ONCE, hold_s=2.0, before={"a": 2}, after={"a": 2}),
     # Committed before the entry: the attempt counts, business code was never entered.
     *_three("26", apps.LINE, "begin_step", ONCE, attempts_after=(2, 1, 1)),
+    # The one window in which a task is submitted twice: the same key both times, and never again once it is kept.
+    *(
+        Cell(
+            "27", point, apps.SUBMITS, Arm(call="submit", point=point), {"a": 3}, (2,), nap_s=0.3, effects=effects,
+            failures=failures,
+        )
+        for point, effects, failures in SUBMITTED
+    ),
     # The answer is there, and with it the next step is begun: neither runs twice.
     *_three(
         "28", apps.LINE, "complete_step", ONCE, touches="outputs.a", before={"a": 2}, attempts_after=(1, 2, 1)
@@ -139,27 +143,49 @@ AT_WORK = [
         "41", apps.YIELDS, "yield_step", {"a": 2}, before={"a": 3}, attempts=(1,), attempts_before=(2,),
         attempts_after=(1,),
     ),
+    # No finalizer, and none of the steps behind it.
+    *_three(
+        "42", apps.CANCELS, "finish_canceled", {"a": 1, "b": 0}, before={"a": 2}, status="canceled",
+        statuses=("skipped", "pending"), failures=1,
+    ),
 ]  # fmt: skip
 
 PUBLISHED = [
-    *_three("02", apps.LINE, "create", ONCE),
-    *_three("05", apps.SLEEPING, "raise_priority", {"a": 2}, attempts=(1,), nap_s=4.0),
-    *_three("06", apps.LINE, "push", ONCE),
+    *_three("02", apps.LINE, "create", ONCE, role="publisher"),
+    # Of one that is there already, and waits until the test rings.
+    *_three("03", apps.WAITS, "find", {"a": 2}, attempts=(1,), role="publisher"),
+    *_three("05", apps.WAITS, "raise_priority", {"a": 2}, attempts=(1,), role="publisher"),
+    *_three("06", apps.LINE, "push", ONCE, role="publisher"),
     # The index entry is there and nobody was told: the poll finds it.
-    *_three("07", apps.LINE, "wakeup", ONCE),
+    *_three("07", apps.LINE, "wakeup", ONCE, role="publisher"),
 ]
+
+# Of one that waits, and of one that is held by a worker: its step stays as it is, nothing comes after it.
+SUPERSEDED = [
+    *_three(
+        "43", apps.WAITS, "supersede", {"a": 1}, role="publisher", attempts=(0,), status="canceled",
+        statuses=("waiting",),
+    ),
+    *_three(
+        "43", apps.GATED, "supersede", {"only": 1}, role="publisher", name="held", status="canceled",
+        statuses=("running",),
+    ),
+]  # fmt: skip
+
+# No worker runs this version, and only a dispatcher says so.
+DEFERRED = _three("20", apps.OTHER, "defer_for_fingerprint", {"a": 0, "b": 0}, role="dispatcher", status="running")
 
 # Whoever scans dies in the middle of it; the workers stand still meanwhile, so that a dispatcher is the one.
 ACTIVATED = [
-    *_three("44", apps.SLEEPING, "activate_timer", {"a": 2}, attempts=(1,), role="dispatcher", nap_s=2.0),
+    *_three("44", apps.SLEEPING, "activate_timer", {"a": 2}, attempts=(1,), role="dispatcher", nap_s=4.0),
     *_three(
-        "45", apps.SLEEPING, "push", {"a": 2}, attempts=(1,), role="dispatcher", nap_s=2.0,
+        "45", apps.SLEEPING, "push", {"a": 2}, attempts=(1,), role="dispatcher", nap_s=4.0,
         follows="activate_timer",
     ),
 ]  # fmt: skip
 
 # Told to drain in the middle of a step: the step ends and commits, and the process dies giving the claim back.
-DRAINED = _three("60", apps.SLOW_FIRST, "release", ONCE, hold_s=1.5)
+DRAINED = _three("60", apps.GATED_FIRST, "release", ONCE)
 
 PROCESSES: list[tuple[str, Point, int]] = [
     ("59", "before", 1),
@@ -167,7 +193,7 @@ PROCESSES: list[tuple[str, Point, int]] = [
     ("61", "before", 3),
     ("61", "after", 3),
 ]
-"""A child"""
+"""A child is killed at its sign of being ready: once, or three times in a row."""
 
 
 def workflow_id_of(cell: Cell) -> str:

@@ -17,6 +17,7 @@ import msgspec
 
 from kernel import Context, PortsRequest
 from kernel.clock import SystemClock
+from tests.support.json_lines import JsonLines
 
 FILE_NAME = "effects.jsonl"
 
@@ -82,22 +83,12 @@ class Effects:
     """The ledger as a test sees it; what was read once is not read again."""
 
     def __init__(self, data_dir: Path) -> None:
-        self._path = data_dir / FILE_NAME
-        self._read = 0
+        self._lines = JsonLines(data_dir / FILE_NAME, Effect)
         self._effects: list[Effect] = []
-        self._decoder = msgspec.json.Decoder(Effect)
 
     def all(self) -> list[Effect]:
         """All records in the order of their writing."""
-        try:
-            with open(self._path, "rb") as file:
-                file.seek(self._read)
-                data = file.read()
-        except FileNotFoundError:
-            return []
-        data = data[: data.rfind(b"\n") + 1]
-        self._read += len(data)
-        self._effects += [self._decoder.decode(line) for line in data.splitlines()]
+        self._effects += self._lines.more()
         return list(self._effects)
 
     def of(self, workflow_id: str, step: str | None = "", what: str = ENTER) -> list[Effect]:

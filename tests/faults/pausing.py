@@ -7,8 +7,10 @@ import os
 import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
-from tests.faults.rig import Tree, store_file
+from kernel.runtime import STORE_FILE
+from tests.faults.rig import Tree
 from tests.support.wait import wait_until
 
 FREE_S = 0.3
@@ -21,7 +23,7 @@ def paused(tree: Tree, pids: Iterable[int]) -> Iterator[None]:
     pids = list(pids)
     try:
         for pid in pids:
-            _stop(tree, pid)
+            stop_outside_commit(tree.folder, pid)
         yield
     finally:
         for pid in pids:
@@ -29,10 +31,12 @@ def paused(tree: Tree, pids: Iterable[int]) -> Iterator[None]:
                 os.kill(pid, signal.SIGCONT)
 
 
-def _stop(tree: Tree, pid: int) -> None:
+def stop_outside_commit(folder: Path, pid: int) -> None:
+    """SIGSTOP, at a moment at which that process holds no store's lock. Raises ProcessLookupError."""
+
     def stopped() -> bool:
-        os.kill(pid, signal.SIGSTOP)
-        if lock_is_free(tree):
+        stand_still(pid)
+        if all(lock_is_free(folder, path.name) for path in folder.glob("*.sqlite")):
             return True
         os.kill(pid, signal.SIGCONT)
         return False
@@ -40,17 +44,34 @@ def _stop(tree: Tree, pid: int) -> None:
     wait_until(stopped, f"process {pid} stands still outside a commit")
 
 
-def lock_is_free(tree: Tree) -> bool:
-    """Whether the store's write lock is to be had: nobody is in the middle of a commit for long."""
-    with open(f"{store_file(tree.folder)}-lock", "rb") as lock:
+def stand_still(pid: int) -> None:
+    """SIGSTOP, and wait for its effect: until a thread has met the signal it may still be given a lock. Raises
+    ProcessLookupError."""
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: _stands_still(pid), f"process {pid} stands still", every=0.001)
+
+
+def _stands_still(pid: int) -> bool:
+    """Whether all its threads are stopped, or gone with it."""
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if stat.read_text().rpartition(")")[2].split()[0] not in "TtZX":
+                return False
+    return True
+
+
+def lock_is_free(folder: Path, store: str = STORE_FILE) -> bool:
+    """Whether that store's write lock is to be had: nobody is in the middle of a commit for long."""
+    with open(folder / f"{store}-lock", "rb") as lock:
         try:
-            wait_until(lambda: _locked(lock.fileno()), "the store's lock", timeout=FREE_S, every=0.005)
+            wait_until(lambda: locked(lock.fileno()), "the store's lock", timeout=FREE_S, every=0.005)
         except AssertionError:
             return False
     return True
 
 
-def _locked(fd: int) -> bool:
+def locked(fd: int) -> bool:
+    """Take the lock of that descriptor if it is free."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -14,7 +14,8 @@ from kernel.permit_words import Granted, Owner, Permit, Refused, Released, Renew
 from kernel.runtime import roles
 from supervisor.boot import Program
 from supervisor.roles import Roles
-from tests.faults.arms import Arms, armed_ports, hurt
+from tests.faults.arms import Arms, hurt
+from tests.faults.crash_ports import armed_ports
 
 PROGRAM = Program(Roles("tests.faults.permit_roles:worker", "tests.faults.permit_roles:dispatcher"))
 T = TypeVar("T")

@@ -16,6 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 
 from kernel import Definition, Instance
@@ -32,6 +33,7 @@ from supervisor.session import Session, running
 from tests.faults.apps import CURED, GATE, Job
 from tests.faults.arms import Arms
 from tests.faults.effects import Effect, Effects, boot_ms
+from tests.faults.stalls import patient
 from tests.support.wait import wait_until
 
 LIMIT_S = 60.0
@@ -158,9 +160,9 @@ class Tree:
         return [line for line in self.lines() if line["event"] == event]
 
     def lines(self) -> list[dict[str, Any]]:
-        """All lines of the tree's log."""
+        """All lines of the tree's log; one that is not whole yet is left out."""
         text = (self.folder / "log.jsonl").read_text(errors="replace")
-        return [json.loads(line) for line in text.splitlines()]
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
 @contextmanager
@@ -180,10 +182,12 @@ def tree(folder: Path, program: Program | None = None, **more: Any) -> Iterator[
 
 @contextmanager
 def publisher(config: Config, redis_url: str) -> Iterator[tuple[Client, Store]]:
-    """A client, and a store of its own for looking at the rows; both are closed again."""
+    """A client, and a store of its own for looking at the rows; both are closed again. Their stores may take their
+    time; Redis has what it has in the tree, because a start waits for it and does without."""
+    calm = msgspec.structs.replace(patient(config), redis_budget_s=config.redis_budget_s)
     with (
-        open_client(config, config.data_dir, redis_url) as client,
-        closing(open_store(config, Path(config.data_dir), SystemClock(), prepare=False)) as store,
+        open_client(calm, config.data_dir, redis_url) as client,
+        closing(open_store(calm, Path(config.data_dir), SystemClock(), prepare=False)) as store,
     ):
         yield client, store
 

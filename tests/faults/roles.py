@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from kernel import runtime
-from tests.faults.arms import Arms, armed_ports, hurt
+from tests.faults.arms import Arms, hurt
+from tests.faults.crash_ports import armed_ports
 
 
 class ArmedLink:

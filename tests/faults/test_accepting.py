@@ -26,7 +26,9 @@ from supervisor.boot import Program
 from supervisor.roles import Roles
 from tests.faults.accepting import DIE_AFTER_TAKE, DIED, HELD, HOLD, ORDERS, SERVED
 from tests.faults.effects import EFFECT, boot_ms
+from tests.faults.pausing import paused, stop_outside_commit
 from tests.faults.rig import LIMIT_S, Tree, kill, tree, wait_for
+from tests.faults.stalls import patient
 from tests.process.supervised import NO_REDIS
 from tests.support.requirements_index import CHECKOUT
 from tests.support.wait import stays, wait_until
@@ -36,6 +38,7 @@ pytestmark = [pytest.mark.fault, pytest.mark.req("dc-tests-fault")]
 HURT = Program(Roles("kernel.runtime:worker", "tests.faults.accepting:dispatcher"))
 SETTINGS: dict[str, Any] = {
     "app": "tests.faults.accepting:app",
+    "lease_s": 30.0,
     "dispatchers": 2,
     "dispatch_lease_s": 1.5,
     "dispatch_scan_s": 1.0,
@@ -48,7 +51,7 @@ SETTINGS: dict[str, Any] = {
 def orders_tree(folder: Path, **more: Any) -> Iterator[tuple[Tree, BusinessObjects]]:
     """A running tree, and its business objects as another process sees them."""
     with tree(folder, HURT, **(SETTINGS | more)) as running:
-        objects = open_objects(running.config, folder, [ORDERS], SystemClock())[ORDERS.name]
+        objects = open_objects(patient(running.config), folder, [ORDERS], SystemClock())[ORDERS.name]
         try:
             yield running, objects
         finally:
@@ -137,12 +140,13 @@ def test_a_thousand_requests_whose_accepting_processes_are_killed_all_end_dispat
 def test_a_dispatcher_killed_with_hundred_candidates_in_its_hands_loses_none(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     with orders_tree(folder, dispatchers=1, dispatch_scan_s=5.0) as (running, objects):
-        ids = accept(objects, *range(120))
         (folder / DIE_AFTER_TAKE).touch()
-        wait_until(lambda: objects.now_ms() >= (intent_of(objects, ids[-1]).due_time or 0), "all are due", LIMIT_S)
-        opened = open_lanes(running.config, running.session.redis_url, SystemClock())
+        opened = open_lanes(patient(running.config), running.session.redis_url, SystemClock())
         assert opened is not None
-        with closing(opened[1]):
+        # It stands still meanwhile, so that it meets all of them at once and not some of them by its scan.
+        with closing(opened[1]), paused(running, running.pids("dispatcher")):
+            ids = accept(objects, *range(120))
+            wait_until(lambda: objects.now_ms() >= (intent_of(objects, ids[-1]).due_time or 0), "all are due", LIMIT_S)
             index = DispatchIndex(opened[1], Keys(running.config.namespace), RandomIds())
             index.add(ORDERS.name, [DueIntent(object_id, objects.now_ms()) for object_id in ids])
         _there(folder / DIED)
@@ -194,7 +198,7 @@ def test_a_holder_that_was_stopped_past_its_lease_comes_back_and_changes_nothing
         (folder / HOLD).touch()
         (object_id,) = accept(objects, 1)
         first = held_by(folder)
-        os.kill(first, signal.SIGSTOP)
+        stop_outside_commit(folder, first)  # its lease is renewed by another thread of it
         (folder / HELD).unlink()
         wait_until(lambda: dispatched(objects, object_id), "another dispatches it", LIMIT_S)
         check_each_registered_once(running, objects, [object_id])
@@ -217,10 +221,12 @@ def scans_of(running: Tree) -> int:
 
 @pytest.mark.req("dsp-redis-first", "dsp-candidate-add", "dsp-scan-mutex")
 def test_an_announced_object_is_dispatched_although_the_next_scan_and_poll_are_an_hour_away(tmp_path: Path) -> None:
-    folder = tmp_path / "data"
-    with orders_tree(folder, dispatch_scan_s=3_600.0, poll_s=3_600.0, scan_s=3_600.0) as (running, objects):
+    folder, hour = tmp_path / "data", 3_600.0
+    # Whoever gets no answer scans without a turn of its own: a Redis that stands still for a moment is waited for.
+    settings = {"dispatch_scan_s": hour, "poll_s": hour, "scan_s": hour, "redis_budget_s": 20.0}
+    with orders_tree(folder, **settings) as (running, objects):
         wait_until(lambda: scans_of(running) == 1, "the first scan, of one of them", LIMIT_S)
-        announce = open_announcer(running.config, running.session.redis_url)
+        announce = open_announcer(patient(running.config), running.session.redis_url)
         ids = accept(objects, *range(10))
         for object_id in ids:
             assert announce(ORDERS.name, object_id, intent_of(objects, object_id).due_time or 0)
@@ -262,7 +268,8 @@ def test_a_dispatcher_alone_registers_and_a_worker_alone_executes(tmp_path: Path
     """One folder, two trees: intents become dispatched and nothing runs; then it runs without a dispatcher, and what is
     only accepted stays for one."""
     folder = tmp_path / "data"
-    with orders_tree(folder, workers=0, dispatchers=1) as (running, objects):
+    # After three of its scan periods a dispatcher defers what no worker runs: this one sees no such time.
+    with orders_tree(folder, workers=0, dispatchers=1, scan_s=60.0) as (running, objects):
         ids = accept(objects, 1, 2, 3)
         wait_until(lambda: dispatched(objects, *ids), "the intents are dispatched", LIMIT_S)
         rows = running.rows()

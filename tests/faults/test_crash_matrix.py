@@ -9,24 +9,37 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 import psutil
 import pytest
 
+from kernel import Signal
 from tests.faults import crash_cells
-from tests.faults.apps import LINE, Job
+from tests.faults.apps import BELL, GATED, LINE, WAITS, Job
 from tests.faults.arms import Arm, Point
-from tests.faults.crash_cells import ACTIVATED, AT_WORK, BOUNDARIES, DRAINED, POPPED, PROCESSES, PUBLISHED, Cell
-from tests.faults.effects import boot_ms
+from tests.faults.crash_cells import (
+    ACTIVATED,
+    AT_WORK,
+    DEFERRED,
+    DRAINED,
+    POPPED,
+    PROCESSES,
+    PUBLISHED,
+    RENEWED,
+    SUPERSEDED,
+    Cell,
+)
+from tests.faults.effects import EFFECT, LEAVE, boot_ms
 from tests.faults.invariants import broken_in, findings, orphans
 from tests.faults.pausing import paused
+from tests.faults.publisher import Publisher, publishers
 from tests.faults.rig import ARMED, LIMIT_S, PROMPT_MS, Tree, kill, tree, wait_for
-from tests.support.program import CHECKOUT
 from tests.support.wait import stays, wait_until
+
+AHEAD = 16
+"""So many cells of workers at work are under way before the first of them is looked at."""
 
 pytestmark = [pytest.mark.fault, pytest.mark.req("flt-process-exit", "dc-tests-fault")]
 
@@ -34,21 +47,23 @@ pytestmark = [pytest.mark.fault, pytest.mark.req("flt-process-exit", "dc-tests-f
 def cells(of: Sequence[Cell]) -> pytest.MarkDecorator:
     """One test for each cell, marked with its boundary."""
     return pytest.mark.parametrize(
-        "cell", [pytest.param(cell, id=cell.id, marks=pytest.mark.crash(cell.boundary)) for cell in of]
+        "cell", [pytest.param(cell, id=cell.id, marks=pytest.mark.crash(cell.boundary, cell.point)) for cell in of]
     )
 
 
 @pytest.fixture(scope="module")
 def matrix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tree]:
     folder = tmp_path_factory.mktemp("matrix") / "data"
-    with tree(folder, ARMED, workers=4, slots=1, lease_s=30.0, renew_s=0.3) as running:
+    # After three scan periods without a worker a dispatcher defers what it finds: here workers stand still for a while.
+    patience = {"lease_s": 30.0, "renew_s": 0.3, "scan_s": 3.0, "drain_s": 20.0}
+    with tree(folder, ARMED, workers=4, slots=1, **patience) as running:
         yield running
 
 
 def sacrifice(matrix: Tree, cell: Cell) -> str:
     """Arm the cell for a workflow of its own and start it."""
     workflow_id = arm(matrix, cell)
-    matrix.start(cell.flow, cell.id, 10, hold_s=cell.hold_s, nap_s=cell.nap_s)
+    matrix.start(cell.flow, cell.id, 10, nap_s=cell.nap_s)
     return workflow_id
 
 
@@ -71,6 +86,9 @@ def check(matrix: Tree, cell: Cell) -> None:
     assert entries == cell.entries
     assert tuple(step.attempt for step in row.steps) == (cell.attempts or tuple(entries[s.name] for s in row.steps))
     assert row.steps[0].failures == cell.failures
+    assert cell.statuses in ((), tuple(step.status for step in row.steps))
+    outside = matrix.effects.of(workflow_id, what=EFFECT)
+    assert cell.effects is None or (cell.effects, 1) == (len(outside), len({effect.note for effect in outside}))
     assert (row.deaths, row.parked) == (0, None)
     assert list(broken_in(matrix.row(workflow_id))) == []
     if cell.kills:
@@ -92,55 +110,153 @@ def test_a_worker_that_takes_a_candidate(matrix: Tree, cell: Cell) -> None:
     assert first.at_ms - began_ms <= PROMPT_MS
 
 
-@pytest.fixture(scope="module")
-def all_at_work(matrix: Tree) -> list[str]:
-    """All cells of workers at work, side by side: four workers, and each kill meets one workflow."""
+@cells(RENEWED)
+@pytest.mark.req("clm-renew-cond", "clm-renew-detached")
+def test_a_worker_that_renews(matrix: Tree, cell: Cell) -> None:
     matrix.wait_running()
-    return [sacrifice(matrix, cell) for cell in AT_WORK]
+    workflow_id = matrix.start(cell.flow, cell.id, 10)
+    matrix.entered(workflow_id, "only")
+    arm(matrix, cell)
+    wait_until(lambda: matrix.arms.fired(cell.id), "the renewal is hurt", LIMIT_S)
+    matrix.open_gate(workflow_id)
+
+    check(matrix, cell)
+
+
+class Sacrifices:
+    """Cells of workers at work, side by side: four workers, and each kill meets one workflow."""
+
+    def __init__(self, matrix: Tree) -> None:
+        self._matrix = matrix
+        self.ids: list[str] = []
+
+    def need(self, cell: Cell) -> None:
+        """This one is under way, and the next ones are."""
+        for following in AT_WORK[len(self.ids) : AT_WORK.index(cell) + AHEAD]:
+            self.ids.append(sacrifice(self._matrix, following))
+
+
+@pytest.fixture(scope="module")
+def sacrifices(matrix: Tree) -> Sacrifices:
+    matrix.wait_running()
+    return Sacrifices(matrix)
+
+
+@pytest.fixture(scope="module")
+def deferred(matrix: Tree) -> None:
+    """Begun early: it takes a dispatcher some scans to be sure, and workers mind nothing of it."""
+    for cell in DEFERRED:
+        sacrifice(matrix, cell)
 
 
 @cells(AT_WORK)
 @pytest.mark.case("A23")
 @pytest.mark.req("core-return-is-not-complete", "cmp-window", "cmp-skip-on-recover")
-def test_a_worker_at_work(matrix: Tree, all_at_work: list[str], cell: Cell) -> None:
+def test_a_worker_at_work(matrix: Tree, deferred: None, sacrifices: Sacrifices, cell: Cell) -> None:
+    sacrifices.need(cell)
     check(matrix, cell)
 
 
 @pytest.fixture
-def quiet(matrix: Tree, all_at_work: list[str]) -> None:
+def quiet(matrix: Tree, sacrifices: Sacrifices) -> None:
     """No other cell is under way, and every place is taken."""
-    wait_until(lambda: matrix.ended(all_at_work), "the other cells", LIMIT_S)
+    wait_until(lambda: matrix.ended(sacrifices.ids), "the other cells", LIMIT_S)
     matrix.wait_running()
 
 
-def publish(matrix: Tree, cell: Cell, priority: str) -> int:
-    """The exit status of a publisher that starts the cell's workflow."""
-    command = [sys.executable, "-m", "tests.faults.publisher", str(matrix.folder), matrix.session.redis_url]
-    done = subprocess.run([*command, cell.flow.type, cell.id, "10", priority], cwd=CHECKOUT, capture_output=True)
-    assert done.returncode in (0, -signal.SIGKILL), done.stderr.decode()
-    return done.returncode
+@pytest.fixture(scope="module")
+def publisher(matrix: Tree) -> Iterator[Publisher]:
+    assert matrix.config.app is not None
+    with publishers(matrix.folder, matrix.session.redis_url, matrix.config.app) as program:
+        yield program
+
+
+def ring(matrix: Tree, cell: Cell) -> None:
+    """The signal that one of WAITS waits for."""
+    workflow_id = crash_cells.workflow_id_of(cell)
+    told = Signal(
+        signal_id=f"ring:{cell.id}", workflow_id=workflow_id, signal_type=BELL, wait_key=cell.id, generation=1
+    )
+    matrix.client.deliver_signals([told])
+
+
+def start_waiting(matrix: Tree, cell: Cell) -> str:
+    """A workflow of the cell that waits; its first attempt to start it is not the one that is hurt."""
+    job = Job(10)
+    handle = matrix.client.start_or_resume(cell.flow.plan, biz_key=cell.id, input=job, priority="background")
+    wait_until(lambda: matrix.row(handle.workflow_id)["status"] == "waiting", "it waits", LIMIT_S)
+    return handle.workflow_id
 
 
 @cells(PUBLISHED)
-def test_a_publisher(matrix: Tree, quiet: None, cell: Cell) -> None:
+@pytest.mark.req("sor-unique-race", "sor-priority-rise")
+def test_a_publisher(matrix: Tree, publisher: Publisher, quiet: None, cell: Cell) -> None:
     """Whatever the dead publisher had done: who repeats the call gets the same one instance."""
     workflow_id = crash_cells.workflow_id_of(cell)
-    if cell.boundary == "05":
-        job = Job(10, nap_s=cell.nap_s)
-        matrix.client.start_or_resume(cell.flow.plan, biz_key=cell.id, input=job, priority="background")
-        wait_until(lambda: matrix.row(workflow_id)["status"] == "waiting", "it sleeps")
+    if cell.flow is WAITS:
+        start_waiting(matrix, cell)
     arm(matrix, cell)
 
-    status = publish(matrix, cell, "realtime")
+    said = publisher.start(cell.flow.type, cell.id, Job(10), "realtime")
 
-    assert (status != 0) == cell.kills
+    assert said.killed == cell.kills
+    assert said.error == ("store_unavailable" if cell.id == "03-lost" else "")
     exists = matrix.client.get(workflow_id) is not None
     assert exists == ((cell.boundary, cell.point) != ("02", "before"))
-    if cell.boundary in ("02", "05"):
-        matrix.client.start_or_resume(cell.flow.plan, biz_key=cell.id, input=Job(10), priority="realtime")
+    if cell.boundary in ("02", "03", "05"):
+        again = matrix.client.start_or_resume(cell.flow.plan, biz_key=cell.id, input=Job(10), priority="realtime")
+        assert again.workflow_id == workflow_id
+        assert again.execution_activated == (not exists)
+    if cell.flow is WAITS:
+        ring(matrix, cell)
     check(matrix, cell)
     assert matrix.instance(workflow_id).business_priority == 0
     assert [row["biz_key"] for row in matrix.rows()].count(cell.id) == 1
+
+
+@cells(SUPERSEDED)
+@pytest.mark.req("can-supersede", "can-supersede-idempotent")
+def test_a_publisher_that_supersedes(matrix: Tree, publisher: Publisher, quiet: None, cell: Cell) -> None:
+    """Done or not done, never half: a repeat says which it was, and what comes later changes nothing."""
+    if cell.flow is GATED:
+        workflow_id = matrix.start(cell.flow, cell.id, 10)
+        matrix.entered(workflow_id, "only")
+    else:
+        workflow_id = start_waiting(matrix, cell)
+    live = matrix.row(workflow_id)
+    arm(matrix, cell)
+
+    said = publisher.supersede(workflow_id)
+
+    assert (said.killed, said.error) == (cell.kills, "")
+    row = matrix.row(workflow_id)
+    assert row["status"] == (live["status"] if cell.point == "before" else "canceled")
+    assert matrix.client.supersede(workflow_id).changed == (cell.point == "before")
+    ended = matrix.row(workflow_id)
+    ring(matrix, cell)
+    matrix.open_gate(workflow_id)  # whoever held it comes too late
+    assert not matrix.client.supersede(workflow_id).changed
+    wait_until(lambda: len(matrix.effects.of(workflow_id, what=LEAVE)) == 1, "its step is left", LIMIT_S)
+    check(matrix, cell)
+    assert matrix.row(workflow_id) == ended
+    assert "wait" not in ended and "claim_token" not in ended
+
+
+@cells(DEFERRED)
+@pytest.mark.req("fpr-mismatch-not-failure", "s15")
+def test_a_dispatcher_that_defers_what_no_worker_runs(matrix: Tree, deferred: None, cell: Cell) -> None:
+    """Pushed away for an hour, once, and nothing else of it is touched: no attempt, no failure, no death."""
+    workflow_id = crash_cells.workflow_id_of(cell)
+    wait_until(lambda: matrix.arms.fired(cell.id), f"the fault of cell {cell.id}", LIMIT_S)
+    row = wait_until(lambda: "deferred" in matrix.row(workflow_id) and matrix.row(workflow_id), "it rests", LIMIT_S)
+
+    instance = matrix.instance(workflow_id)
+    assert (instance.status, instance.deaths, instance.claim_token, instance.revision) == ("running", 0, None, 2)
+    assert [(step.status, step.attempt, step.failures) for step in instance.steps] == [("pending", 0, 0)] * 2
+    assert row["claimable_time"] - row["deferred"]["since_time"] >= 3_600_000
+    assert list(broken_in(row)) == []
+    assert matrix.effects.of(workflow_id) == []
+    stays(lambda: matrix.row(workflow_id) == row, "it rests, and nobody defers it again", 0.5)
 
 
 @cells(ACTIVATED)
@@ -169,9 +285,12 @@ def test_a_worker_that_drains(matrix: Tree, quiet: None, cell: Cell) -> None:
     """The step that ran is committed, the next one is somebody else's, whether or not the claim was given back."""
     workflow_id = sacrifice(matrix, cell)
     first = matrix.entered(workflow_id, "a")
-    wait_until(lambda: matrix.row(workflow_id)["steps"][0]["status"] == "running", "it is at work")
+    assert matrix.row(workflow_id)["steps"][0]["status"] == "running", "it is at work"
 
     os.kill(first.pid, signal.SIGTERM)
+    drains = lambda: [line for line in matrix.log("drain.poll_stopped") if line["pid"] == first.pid]  # noqa: E731
+    wait_until(drains, "it has its order")
+    matrix.open_gate(workflow_id)
 
     check(matrix, cell)
     assert matrix.effects.of(workflow_id, "b")[0].pid != first.pid
@@ -212,7 +331,7 @@ def test_kill_in_the_middle_of_a_drain(matrix: Tree, quiet: None, part: int) -> 
 @pytest.mark.parametrize(
     ("boundary", "point", "times"),
     [
-        pytest.param(boundary, point, times, id=f"{boundary}-{point}", marks=pytest.mark.crash(boundary))
+        pytest.param(boundary, point, times, id=f"{boundary}-{point}", marks=pytest.mark.crash(boundary, point))
         for boundary, point, times in PROCESSES
     ],
 )
@@ -245,25 +364,10 @@ def test_a_child_that_starts(matrix: Tree, quiet: None, boundary: str, point: Po
     matrix.finish(workflow_id)
 
 
-def test_every_boundary_is_here_and_was_hurt_before_and_after(matrix: Tree, quiet: None) -> None:
-    """The cells of this run, as a table; what the table lacks fails here."""
-    points: dict[str, set[str]] = {}
-    for boundary, point in [
-        *((cell.boundary, cell.point) for cell in (*POPPED, *AT_WORK, *PUBLISHED, *ACTIVATED, *DRAINED)),
-        *((boundary, point) for boundary, point, _ in PROCESSES),
-    ]:
-        points.setdefault(boundary, set()).add(point)
-    for boundary in sorted(points):
-        print(boundary, *(point for point in ("before", "lost", "after") if point in points[boundary]))
-
-    assert sorted(points) == sorted(BOUNDARIES)
-    assert [boundary for boundary in points if not points[boundary] >= {"before", "after"}] == []
-
-
 def test_afterwards_every_invariant_holds(matrix: Tree, quiet: None) -> None:
     wait_until(lambda: not orphans(matrix.rows()), "no claim is left")
     rows = matrix.rows()
-    keys = [cell.id for cell in (*POPPED, *AT_WORK, *PUBLISHED, *ACTIVATED, *DRAINED)]
+    keys = [cell.id for cell in (*POPPED, *RENEWED, *AT_WORK, *PUBLISHED, *SUPERSEDED, *DEFERRED, *ACTIVATED, *DRAINED)]
 
     assert findings(rows, matrix.effects.all(), keys) == []
     stays(lambda: matrix.rows() == rows, "what has ended stays as it is", seconds=1)

@@ -18,6 +18,8 @@ from tests.faults import apps
 from tests.faults.effects import LEAVE, boot_ms
 from tests.faults.invariants import findings, orphans
 from tests.faults.rig import PROMPT_MS, Tree, tree, wait_for
+from tests.faults.stalls import STEADY
+from tests.support.figures import Figures
 from tests.support.wait import wait_until
 
 pytestmark = [pytest.mark.fault, pytest.mark.req("dc-tests-fault")]
@@ -27,7 +29,7 @@ ALL_ONCE = dict.fromkeys("abcdefghij", 1)
 
 @pytest.fixture(scope="module")
 def rolling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tree]:
-    with tree(tmp_path_factory.mktemp("rolling") / "data", lease_s=60.0, drain_s=3.0) as running:
+    with tree(tmp_path_factory.mktemp("rolling") / "data", lease_s=60.0, drain_s=8.0) as running:
         yield running
 
 
@@ -63,7 +65,9 @@ def test_sigterm_during_step_2_of_4_step_3_is_run_by_another_process(rolling: Tr
     rolling.finish(workflow_id)
     wait_until(lambda: ended(rolling, pid), "the worker ends")
 
-    assert drained(rolling, pid) == ["wakeups_stopped", "poll_stopped", "claims_ended", "ended"]
+    stages = ["wakeups_stopped", "poll_stopped", "claims_ended", "observations_drained", "ended"]
+    wait_until(lambda: len(drained(rolling, pid)) == len(stages), "its last line is in the log")
+    assert drained(rolling, pid) == stages
     (leave,) = rolling.effects.of(workflow_id, "b", LEAVE)
     assert (leave.pid, leave.note) == (pid, "int"), "it was not cancelled"
     assert third.pid != pid
@@ -86,7 +90,7 @@ def test_a_long_job_survives_three_rolling_restarts_without_repeating_anything(r
             for key in ids:
                 rolling.entered(key, stage)
             terminate(pid)
-            wait_for(boot_ms() + 1_000)
+            wait_for(boot_ms() + 1_500)
             rolling.open_gate(stage)
             wait_until(partial(ended, rolling, pid), "it drains")
             rolling.wait_running(without=[pid])
@@ -134,11 +138,12 @@ def test_afterwards_every_invariant_holds(rolling: Tree) -> None:
 
 
 @pytest.mark.case("A71")
-@pytest.mark.req("shd-grace", "shd-no-force-clear", "shd-no-business-fail")
-def test_past_the_grace_time_it_is_killed_and_the_next_tree_goes_on(tmp_path: Path) -> None:
+@pytest.mark.bound("L8")
+@pytest.mark.req("shd-grace", "shd-no-force-clear", "shd-no-business-fail", "l8")
+def test_past_the_grace_time_it_is_killed_and_the_next_tree_goes_on(tmp_path: Path, figure: Figures) -> None:
     """Eight activities that ignore everything, and one that takes 60 s: the end comes at the grace time of 2 s. Rows
     keep their claims until their leases run out, and no work is failed because processes ended."""
-    with tree(tmp_path / "data", slots=8, drain_s=2.0, lease_s=2.4) as first:
+    with tree(tmp_path / "data", slots=8, drain_s=2.0, **STEADY) as first:
         ids = first.start_many(apps.STUBBORN, "stubborn", 8)
         held = first.start(apps.HELD, "held", 5)
         for key in (*ids, held):
@@ -147,12 +152,14 @@ def test_past_the_grace_time_it_is_killed_and_the_next_tree_goes_on(tmp_path: Pa
 
         assert first.session.stop() == 1
 
-        assert 1_800 <= boot_ms() - ordered_ms <= PROMPT_MS, "the activities would take 60 s and an hour"
+        ended_s = (boot_ms() - ordered_ms) / 1000
+        assert ended_s >= 1.8, "not before the grace time is over"
+        figure.check("L8", "the end of a tree that ignores its order", [ended_s], first.config.drain_s + 2.0)
         rows = {key: first.row(key) for key in (*ids, held)}
         assert {row["status"] for row in rows.values()} == {"running"}
         assert all("claim_token" in row for row in rows.values())
 
-    with tree(tmp_path / "data") as second:
+    with tree(tmp_path / "data", lease_s=30.0) as second:
         second.finish(*ids, held)
         for key, row in rows.items():
             resumed = second.effects.of(key, "b")[1]

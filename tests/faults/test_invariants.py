@@ -18,15 +18,15 @@ ROW: dict[str, Any] = {
     "revision": 5,
     "workflow_run": 1,
     "outputs": {"a": b"1"},
-    "steps": [{"name": "a", "status": "completed", "finish_time": 1_000}],
+    "steps": [{"name": "a", "status": "completed", "attempt": 1}],
 }
 CLAIM = {"claim_token": "t", "claim_time": 1, "worker_id": "w", "worker": "here", "claimable_time": 9}
 
 
-def effect(what: str, at_ms: int, worker_id: str = "w1") -> Effect:
+def effect(what: str, at_ms: int, worker_id: str = "w1", attempt: int = 1) -> Effect:
     return Effect(
         what=what, at_ms=at_ms, wall_ms=at_ms, pid=int(worker_id[1:]), worker_id=worker_id,
-        workflow_id=ROW["workflow_id"], run=1, step="a", attempt=1,
+        workflow_id=ROW["workflow_id"], run=1, step="a", attempt=attempt,
     )  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def test_a_row_that_shows_one_half_is_found(change: dict[str, Any], words: str) 
         ([], [], "job: 0 rows"),
         ([ROW, ROW], ONCE, "job: 2 rows"),
         ([ROW | {"workflow_id": "wf-1"}], [], "has the id wf-1"),
-        ([ROW], [*ONCE, effect(ENTER, 1_010, "w2")], "a entered 10 ms after its completion"),
+        ([ROW], [*ONCE, effect(ENTER, 1_010, "w2", 2)], "attempt 2 of a entered, it has ended in 1"),
         ([ROW], [effect(ENTER, 900), effect(ENTER, 950, "w2"), effect(LEAVE, 960, "w2"), effect(LEAVE, 970)],
          "by 1 and 2 side by side"),
         ([ROW], [effect(ENTER, 900), effect(ENTER, 910)], "twice at once in 1"),

@@ -46,6 +46,7 @@ def kill_inside(proof: Tree, workflow_id: str, step: str | None, times: int = 1)
 
 
 @pytest.mark.case("A15")
+@pytest.mark.bound("L1")
 @pytest.mark.req("core-worker-replaceable", "shd-resume", "cmp-skip-on-recover", "dc-restart-child")
 def test_inside_an_activity(proof: Tree) -> None:
     """The step runs again, its neighbours do not; what the dead worker did is counted. The timeout is 30 minutes."""
@@ -64,6 +65,7 @@ def test_inside_an_activity(proof: Tree) -> None:
 
 
 @pytest.mark.case("A13")
+@pytest.mark.bound("L1")
 @pytest.mark.req("stp-attempt-crash", "stp-trace")
 def test_inside_a_step_and_again_inside_its_retry(proof: Tree) -> None:
     """Crashes do not eat the retry budget: entries = 1 + retries + crashes, all in the ledger."""
@@ -76,10 +78,17 @@ def test_inside_a_step_and_again_inside_its_retry(proof: Tree) -> None:
     (step,) = proof.instance(workflow_id).steps
     assert proof.effects.counts(workflow_id) == {"only": 1 + 2 + 2}
     assert (step.attempt, step.failures, step.takeovers) == (5, 2, 2)
-    failed = {(line["attempt"], line["trace_id"], line["worker_id"]) for line in retried(proof, workflow_id)}
     trace = proof.instance(workflow_id).trace_id
-    assert failed == {(error.attempt, trace, error.worker_id) for error in step.errors}
-    assert len({error.worker_id for error in step.errors}) == 2, "two workers, one trace"
+    failed = {(error.attempt, trace, error.worker_id) for error in step.errors}
+
+    def told() -> bool:
+        lines = retried(proof, workflow_id)
+        return {(line["attempt"], line["trace_id"], line["worker_id"]) for line in lines} == failed
+
+    wait_until(told, "the log, which comes after the commit, has every failure")
+    entries = proof.effects.of(workflow_id, "only")
+    assert {(e.attempt, trace, e.worker_id) for e in entries if e.attempt in (2, 4)} == failed
+    assert len({entry.worker_id for entry in entries}) >= 2, "several workers, one trace"
     assert proof.output(workflow_id) == 5
 
 

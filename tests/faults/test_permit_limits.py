@@ -1,7 +1,8 @@
 """Limits as the downstream sees them, by its own clock, while workers die and stand still and Redis is emptied (S11).
 
-What it counted: calls in flight at any moment, and beginnings within a second. Between the start that Redis counted and
-the moment at which the service reads the call lies the way there, so the second is measured as 0.9 s.
+What it counted: calls in flight at any moment, and beginnings within some seconds. Between the start that Redis counted
+and the moment at which the service reads the call lies the way there, which may take as long as it likes. Whoever is on
+it holds a place: so many beginnings may be seen later than they were, and no more.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import redis
 
 from kernel import Definition
 from tests.faults import permit_app as apps
-from tests.faults.downstream import Downstream, downstream, most_at_once, most_starts
+from tests.faults.downstream import Downstream, downstream, most_at_once, too_many_starts
 from tests.faults.effects import boot_ms
 from tests.faults.invariants import findings, orphans
 from tests.faults.pausing import paused
@@ -31,8 +32,9 @@ from tests.support.wait import stays, wait_until
 
 pytestmark = [pytest.mark.fault, pytest.mark.req("dc-tests-fault")]
 
-WINDOW_MS = 900
-PERMIT_LEASE_S = 1.5
+WINDOWS_S = range(1, 8)
+PERMIT_LEASE_S = 6.0
+"""Renewed at a third of it, so that a busy machine does not take a place away by itself."""
 
 
 class Site:
@@ -72,7 +74,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
     fields = {"app": "tests.faults.permit_app:app", "workers": 3, "slots": 8, "deaths_max": 0}
     with (
         downstream(folder) as service,
-        tree(folder, lease_s=3.0, permit_lease_s=PERMIT_LEASE_S, **fields) as running,
+        tree(folder, lease_s=30.0, permit_lease_s=PERMIT_LEASE_S, **fields) as running,
     ):
         yield Site(running, service)
         wait_until(lambda: not orphans(running.rows()), "no claim is left")
@@ -98,7 +100,7 @@ def test_workers_are_killed_and_no_limit_is_passed(site: Site) -> None:
     assert kills >= 5
     assert len(calls) >= 80
     assert most_at_once(calls) <= AT_ONCE
-    assert most_starts(calls, WINDOW_MS) <= STARTS
+    assert too_many_starts(calls, STARTS, AT_ONCE) is None
     assert any(site.step(key).traffic_wait_ms > 0 for key in ids)
 
 
@@ -143,10 +145,10 @@ def test_a_worker_stands_still_past_its_lease(site: Site) -> None:
     others = [call for call in site.service.calls() if call.pid != pid]
     assert most_at_once(others) <= AT_ONCE
     assert most_at_once(site.service.calls()) <= AT_ONCE + site.tree.config.slots
-    assert len(site.tree.log("permit.lost")) >= len(its)
+    wait_until(lambda: len(site.tree.log("permit.lost")) >= len(its), "the log tells of each place that was lost")
 
 
-@pytest.mark.case("A26")
+@pytest.mark.bound("L10")
 @pytest.mark.req("l10", "flt-redis-flush", "prm-lost-during-run")
 def test_redis_is_emptied_under_running_calls(site: Site) -> None:
     """DECISIONS 9: at most the limit once more, until every owner has renewed; no call is cut and nobody waits long."""
@@ -154,6 +156,7 @@ def test_redis_is_emptied_under_running_calls(site: Site) -> None:
     wait_until(lambda: len(site.service.running()) == AT_ONCE, "every place is in use")
     flush(site)
     wait_until(lambda: site.counter("permit_restored") >= AT_ONCE, "every owner has renewed")
+    wait_until(lambda: site.resource("limited")["in_flight"] == len(site.service.running()), "nobody is on the way")
     after_ms = boot_ms()
     stays(lambda: all(call.start_ms <= after_ms for call in site.service.calls()), "nobody else begins", 1.0)
     most = most_at_once(site.service.calls())
@@ -161,16 +164,20 @@ def test_redis_is_emptied_under_running_calls(site: Site) -> None:
     site.tree.finish(*ids)
 
     assert most <= 2 * AT_ONCE
-    assert site.resource("limited")["in_flight"] == 0
+    wait_until(lambda: site.resource("limited")["in_flight"] == 0, "every place is free")
     assert {site.step(key).attempt for key in ids} == {1}
 
 
+@pytest.mark.bound("L10")
 @pytest.mark.req("l10", "flt-redis-flush", "prm-no-retry-burn")
 def test_redis_is_emptied_again_and_again_under_load(site: Site) -> None:
+    """At most the limit once more for each time: who began before the last one has ended when the next one comes."""
     ids = site.start_many(apps.LIMITED, "flushed", 150, hold_s=0.05)
-    choose = random.Random(26)
+    choose, flushed_ms = random.Random(26), 0
     while not site.tree.ended(ids):
-        flush(site)
+        if all(call.start_ms > flushed_ms for call in site.service.running()):
+            flush(site)
+            flushed_ms = boot_ms()
         wait_for(boot_ms() + choose.randrange(200, 900))
     site.tree.finish(*ids)
 
@@ -199,7 +206,7 @@ def test_redis_stands_still(site: Site) -> None:
         rows = [site.tree.instance(key) for key in limited]
         assert site.service.calls("limited") == []
         assert {(row.status, row.steps[0].status, row.steps[0].attempt) for row in rows} == {("running", "pending", 0)}
-        assert site.tree.log("permit.unavailable")
+        wait_until(lambda: site.tree.log("permit.unavailable"), "the log tells that no places are to be had")
     finally:
         os.kill(server["pid"], signal.SIGCONT)
     site.tree.finish(*limited)
@@ -212,18 +219,19 @@ def test_redis_stands_still(site: Site) -> None:
 def test_an_operator_slows_a_downstream_and_lets_it_go_on(site: Site) -> None:
     """8 → 1 → paused → 8 by the command line, under load: no restart, no call cut, no failure."""
     site.set_limit("set", "limited", "--max-concurrency", "8")
-    ids = site.start_many(apps.LIMITED, "slowed", 200, hold_s=0.25)
+    ids = site.start_many(apps.LIMITED, "slowed", 300, hold_s=0.25)
     wait_until(lambda: len(site.service.running()) == 8, "8 in flight")
 
     site.set_limit("set", "limited", "--max-concurrency", "1")
-    wait_until(lambda: len(site.service.running()) <= 1, "one in flight")
+    # Who got a place before may still be on its way to the service.
+    wait_until(lambda: site.resource("limited")["in_flight"] <= 1 and len(site.service.running()) <= 1, "one in flight")
     lowered_ms = boot_ms()
     stays(lambda: len(site.service.running()) <= 1, "one in flight", 1.5, 0.01)
     wait_until(lambda: any(c.start_ms > lowered_ms for c in site.service.calls()), "it goes on, slowly")
     assert site.resource("limited")["waiting"] > 0
 
     site.set_limit("pause", "limited")
-    wait_until(lambda: not site.service.running(), "none in flight")
+    wait_until(lambda: site.resource("limited")["in_flight"] == 0 and not site.service.running(), "none in flight")
     wait_for(boot_ms() + 1_100)  # what binds within a second binds now
     before = len(site.service.calls())
     stays(lambda: len(site.service.calls()) == before, "nobody begins", 1.0)
@@ -249,8 +257,11 @@ def test_a_tenant_fills_its_own_places_only(site: Site) -> None:
     one = site.start_many(apps.TENANT, "one", 1, tenant="one", gated=True)
 
     wait_until(lambda: one[0] in [call.workflow_id for call in site.service.running()], "the other tenant runs")
-    claimed = [row for row in site.tree.rows() if "claim_token" in row and row["workflow_id"] in many]
-    assert len(claimed) <= 2 + 1, "two, and one that is being told to wait at most"
+
+    def claimed() -> int:
+        return sum("claim_token" in row and row["workflow_id"] in many for row in site.tree.rows())
+
+    wait_until(lambda: claimed() <= 2 + 1, "two are claimed, and one that is being told to wait at most")
     site.gated().touch()
     site.tree.finish(*many, *one)
 
@@ -259,9 +270,10 @@ def test_a_tenant_fills_its_own_places_only(site: Site) -> None:
 
 @pytest.mark.req("slp-frees", "asr-permit-poll", "prm-release")
 def test_polls_take_permits_and_sleepers_hold_none(site: Site) -> None:
-    ids = site.start_many(apps.POLLED, "polled", 30, nap_s=1.0)
+    ids = site.start_many(apps.POLLED, "polled", 30, nap_s=12.0)
     wait_until(lambda: all(site.tree.row(key)["status"] == "waiting" for key in ids), "all sleep at once", LIMIT_S)
-    assert site.resource("job")["in_flight"] == 0
+    wait_until(lambda: site.resource("job")["in_flight"] == 0, "no place is held")
+    assert len(site.service.calls("job")) == 30, "and none of them has woken up"
     site.tree.finish(*ids)
 
     calls = site.service.calls("job")

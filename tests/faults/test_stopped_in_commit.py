@@ -15,11 +15,13 @@ import pytest
 
 from tests.faults import apps
 from tests.faults.invariants import Watch, findings, orphans
-from tests.faults.pausing import lock_is_free
+from tests.faults.pausing import lock_is_free, stand_still
 from tests.faults.rig import Tree, kill, tree
 from tests.support.wait import stays, wait_until
 
 pytestmark = [pytest.mark.fault, pytest.mark.req("dc-tests-fault")]
+
+ASKED = 6
 
 
 @pytest.fixture
@@ -29,11 +31,12 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tree]:
 
 
 def stop_in_commit(loaded: Tree, pid: int) -> None:
-    """Stop that process at a moment when it holds the store's lock."""
+    """Stop that process at a moment when it holds the store's lock: while it stands still nobody gets it. Others may
+    hold it in turn, or one of them for long; so it is asked for again and again before that is believed."""
 
     def stopped() -> bool:
-        os.kill(pid, signal.SIGSTOP)
-        if not lock_is_free(loaded):
+        stand_still(pid)
+        if not any(lock_is_free(loaded.folder) for _ in range(ASKED)):
             return True
         os.kill(pid, signal.SIGCONT)
         return False

@@ -10,25 +10,26 @@ from tests.faults import apps
 from tests.faults.effects import LEAVE
 from tests.faults.invariants import findings, orphans
 from tests.faults.rig import Tree, tree
+from tests.faults.stalls import STEADY
 from tests.support.wait import wait_until
 
 pytestmark = [pytest.mark.fault, pytest.mark.req("dc-tests-fault")]
 
 LEASES = 3
-LEASE_S, GRACE_S, DRAIN_S = 2.4, 0.5, 1.0
+GRACE_S, DRAIN_S = 0.5, 1.0
 
 
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tree]:
     folder = tmp_path_factory.mktemp("busy") / "data"
-    with tree(folder, workers=3, lease_s=LEASE_S, stuck_grace_s=GRACE_S, drain_s=DRAIN_S) as running:
+    with tree(folder, workers=3, stuck_grace_s=GRACE_S, drain_s=DRAIN_S, **STEADY) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def furnace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Tree, str]]:
     """A tree of its own for the one that burns, beneath the other tests: none of them may disturb its process."""
-    with tree(tmp_path_factory.mktemp("furnace") / "data", lease_s=LEASE_S) as running:
+    with tree(tmp_path_factory.mktemp("furnace") / "data", **STEADY) as running:
         yield running, running.start(apps.BURNING, "burning", hold_s=LEASES * running.config.lease_s)
 
 
@@ -48,7 +49,7 @@ def test_deaf_to_its_timeout_its_worker_is_replaced_and_the_workflow_taken_over(
         row = busy.instance(key)
         assert (row.steps[1].attempt, row.steps[1].failures, row.deaths) == (2, 1, 0)
         assert busy.output(key) == number + 2
-    assert busy.log("child.recycled")
+    wait_until(lambda: busy.log("child.recycled"), "the log tells of it")
     assert {line["x"]["cause"] for line in busy.log("child.exited")} == {"ordered"}
     assert [busy.output(key) for key in others] == [number + 3 for number in range(12)]
 

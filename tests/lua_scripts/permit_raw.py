@@ -38,8 +38,9 @@ class RawPermits:
         lane: int = 1, lease: int = 30_000, wait: int = 30_000, channel: bytes = b"",
     ) -> Any:  # fmt: skip
         """The reply taken apart: [kind, epoch], or [0, reason, ask_again_ms, place]."""
-        terms = f"{request} {lane} {limits[0]} {limits[1]} {int(limits[2])} {lease} {wait}"
-        reply = self.call("permit_acquire", f"{workflow_id}\x1f{step}\x1f{token}", terms, channel, now)
+        first = (channel, lease, limits[0], limits[1], int(limits[2]))
+        terms = f"{request} {lane} {wait}"
+        reply = self.call("permit_acquire", *first, f"{workflow_id}\x1f{step}\x1f{token}", terms, now)
         return [reply % 8, reply // 8] if isinstance(reply, int) else [0, *reply]
 
     def start(self, owner: tuple[str, str, str], lease: int, rate: int, now: int) -> int:
@@ -57,7 +58,7 @@ class RawPermits:
     ) -> list[int]:
         """[owners that held a place, hand-overs]."""
         text = "\x1e".join("\x1f".join(owner) for owner in owners)
-        reply = self.call("permit_release", text, f"{limits[0]} {limits[1]} {int(limits[2])}", channel, now)
+        reply = self.call("permit_release", channel, limits[0], limits[1], int(limits[2]), text, now)
         return list(divmod(reply, 100))
 
     def deferred(self, pair: Pair, lane: int, now: int) -> int:

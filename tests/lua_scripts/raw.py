@@ -45,7 +45,7 @@ class RawLanes:
         return [entry[0] for _ in range(count) for entry in self.pop(1, now_ms).entries]
 
     def push(self, workflow_id: str, lane: int, score_ms: int) -> str:
-        return ("ignored", "raised", "rescored")[self.call("lane_push", lane, score_ms, workflow_id)]
+        return ("ignored", "raised", "rescored")[self.call("lane_push", "", lane, score_ms, workflow_id)]
 
     def push_many(self, pushed: list[Entry]) -> tuple[int, int, int]:
         texts = ["\x1f".join(f"{i}\x1f{score}" for i, at, score in pushed if at == lane) for lane in range(4)]

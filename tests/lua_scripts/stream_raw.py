@@ -37,8 +37,8 @@ class RawStream:
         running: int = RUNNING, kept: int = KEPT,
     ) -> int | tuple[int, int] | str:  # fmt: skip
         """The offset, (offset, generation) when a new one began, or why not."""
-        terms = f"{generation} {writer} {request} {bytes_max} {running} {kept} {self.stream.tag}"
-        return _answer(self.call("stream_append", terms, self.target.keys.stream_channel, *records))
+        first = (self.target.keys.stream_channel, self.stream.tag, bytes_max, running, kept)
+        return _answer(self.call("stream_append", *first, f"{generation} {writer} {request}", *records))
 
     def reset(
         self, age: Age, reset_id: str = "r", *, keep: bool = False, now: int = START, kept: int = KEPT

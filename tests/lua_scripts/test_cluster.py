@@ -25,12 +25,20 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def started(kind: str, tries: int = 5) -> RedisServer:
+    """A server in cluster mode. It takes no port 0, and another program may take a port that was free a moment ago."""
+    options = ("--bind", "127.0.0.1", "--cluster-enabled", "yes")
+    try:
+        return RedisServer(kind, "--port", str(free_port()), "--cluster-port", str(free_port()), *options)
+    except AssertionError:
+        if not tries:
+            raise
+        return started(kind, tries - 1)
+
+
 @pytest.fixture(scope="module", params=[VALKEY, REDIS])
 def cluster_node(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
-    server = RedisServer(
-        request.param, "--port", str(free_port()), "--bind", "127.0.0.1", "--cluster-enabled", "yes",
-        "--cluster-port", str(free_port()),
-    )  # fmt: skip
+    server = started(request.param)
     try:
         with server.client() as client:
             client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, SLOTS - 1)

@@ -21,6 +21,7 @@ REFUSED = (
     "a\nb",
     "a\0",
     "\x1f",
+    "a\x1f5\x1fb",
     "a\x1eb",
     "a\r",
     "\u2028",
@@ -79,6 +80,8 @@ def test_other_ids_are_refused_before_anything_is_sent(redis_target: RedisTarget
         (LaneEntry("id", 1, 2**53), Refused, "score_ms"),
         (LaneEntry("id", 1, 5.0), Refused, "score_ms"),  # type: ignore[arg-type]
         (LaneEntry("id", 1, float("nan")), Refused, "score_ms"),  # type: ignore[arg-type]
+        (LaneEntry("id", 1, "5"), Refused, "score_ms"),  # type: ignore[arg-type]
+        (LaneEntry("id", 1, True), Refused, "score_ms"),
     ],
 )
 def test_a_bad_entry_is_refused_by_field(
@@ -86,6 +89,8 @@ def test_a_bad_entry_is_refused_by_field(
 ) -> None:
     with pytest.raises(error, match=f"^{field}: "):
         redis_target.lanes().push([entry])
+    with pytest.raises(error, match=f"^{field}: "):
+        redis_target.lanes().push([LaneEntry(f"good-{n}", n % 4, 5) for n in range(1_000)] + [entry])
 
     assert redis_target.client.dbsize() == 0
 

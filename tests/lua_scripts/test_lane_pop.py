@@ -89,6 +89,7 @@ def test_turns_of_a_skipped_lane_are_not_saved_up(lanes: RawLanes) -> None:
     assert lanes_of(lanes.pop_ids(18, NOW)) == "2" * 2 + "3" * 2 + "0" * 8 + "1" * 6
 
 
+@pytest.mark.bound("L7")
 @pytest.mark.req("lane-p3-progress", "l7")
 @pytest.mark.case("A44")
 def test_lane_3_gets_two_of_any_twenty_pops_under_endless_load(lanes: RawLanes) -> None:

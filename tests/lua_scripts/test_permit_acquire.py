@@ -201,13 +201,13 @@ def test_a_clock_that_goes_back_neither_adds_starts_nor_stops_the_resource(permi
 @pytest.mark.parametrize(
     ("change", "argument"),
     [
-        ({"limits": (-1, 0, False)}, "terms"),
-        ({"limits": (0, -2, False)}, "terms"),
-        ({"limits": (1.5, 0, False)}, "terms"),
+        ({"limits": (-1, 0, False)}, "max_concurrency"),
+        ({"limits": (0, -2, False)}, "max_starts"),
+        ({"limits": (1.5, 0, False)}, "max_concurrency"),
         ({"limits": (0, 10**7, False)}, "max_starts"),
         ({"limits": (10**7, 0, False)}, "max_concurrency"),
-        ({"limits": ("nan", 0, False)}, "terms"),
-        ({"limits": (1, "1e2", False)}, "terms"),
+        ({"limits": ("nan", 0, False)}, "max_concurrency"),
+        ({"limits": (1, "1.2", False)}, "max_starts"),
         ({"lane": 4}, "lane"),
         ({"request": 1024}, "request"),
         ({"lease": 0}, "lease_ms"),

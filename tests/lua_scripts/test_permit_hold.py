@@ -59,7 +59,6 @@ def test_one_call_renews_many_owners_and_answers_for_each(permits: RawPermits) -
 
 
 @pytest.mark.req("prm-lost-during-run")
-@pytest.mark.case("A26")
 def test_after_a_wipe_every_owner_is_put_back_and_the_overshoot_is_one_limit_at_most(permits: RawPermits) -> None:
     """DECISIONS 9: between the wipe and the last renewal at most twice the limit, and no call is cut."""
     limits: Limits = (4, 0, False)
@@ -126,11 +125,11 @@ def test_one_call_frees_all_owners_of_a_dead_worker(permits: RawPermits) -> None
         ("permit_renew", ("1000", "a\x1e1024\x1e1\x1e")),
         ("permit_renew", ("1000", "a\x1e1\x1e1\x1eleft over")),
         ("permit_renew", ("1000", "a\x1e1\x1e1\x1e" * 501)),
-        ("permit_release", ("no owner", "1 0 0", "")),
-        ("permit_release", ("a\x1fb\x1fc", "-1 0 0", "")),
-        ("permit_release", ("a\x1fb\x1fc", "1 x 0", "")),
-        ("permit_release", ("a\x1fb\x1fc", "1 0 2", "")),
-        ("permit_release", ("a\x1fb\x1fc\x1e" * 101, "1 0 0", "")),
+        ("permit_release", ("", "1", "0", "0", "no owner")),
+        ("permit_release", ("", "-1", "0", "0", "a\x1fb\x1fc")),
+        ("permit_release", ("", "1", "x", "0", "a\x1fb\x1fc")),
+        ("permit_release", ("", "1", "0", "2", "a\x1fb\x1fc")),
+        ("permit_release", ("", "1", "0", "0", "a\x1fb\x1fc\x1e" * 101)),
         ("permit_deferred", ("a", "1", "")),
         ("permit_deferred", ("a\x1fb", "7", "")),
         ("permit_stats", ("1001", "")),

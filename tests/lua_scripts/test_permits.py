@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from kernel.config import Limit
-from kernel.coordination import Granted, Keys, Owner, Permits, Refused, permits
+from kernel.coordination import Granted, Keys, Owner, Permits, Refused
 from kernel.errors import CoordinationRejected, CoordinationUnavailable, InvalidId, InvalidName
 from kernel.errors import Refused as BadArgument
 from kernel.permit_words import WORKFLOW, Permit, Released
 from lua import get
+from tests.lua_scripts.sent_words import arguments_sent
 from tests.lua_scripts.test_script_budget import calls_of
-from tests.lua_scripts.test_script_static import _words_of
 from tests.support.redis_servers import NAMESPACE, RedisTarget
 from tests.support.wait import wait_until
 
@@ -117,26 +120,32 @@ def test_a_bad_lane_request_or_limit_is_refused(valkey: RedisTarget) -> None:
         desk.acquire("printer", A, EIGHT, lane=4)
     with pytest.raises(BadArgument, match="request: "):
         desk.acquire("printer", A, EIGHT, lane=1, request=1_024)
-    with pytest.raises(CoordinationRejected, match="BADARG terms"):
+    with pytest.raises(CoordinationRejected, match="BADARG max_concurrency"):
         desk.acquire("printer", A, Limit(max_concurrency=-1), lane=1)
 
 
 @pytest.mark.req("dc-lua-files")
 def test_python_gives_each_argument_in_the_place_that_the_contract_names() -> None:
-    limit = Limit(max_concurrency=3, max_starts_per_second=4, paused=True)
-    acquire = permits._acquire_words(A, limit, 2, 7, 30_000, 1_000)
-    renew = permits._renew_words(30_000, [Permit("printer", A, 7, 99)])
-    release = permits._release_words([A, A], limit)
+    limit, keys = Limit(max_concurrency=3, max_starts_per_second=4, paused=True), Keys(NAMESPACE)
+    permit, open_limit = Permit("printer", A, 7, 99), Limit(max_starts_per_second=4)
 
-    owner = "wf-a\x1fprint\x1ftoken-a"
+    def sent(script: str, reply: Any, operation: Callable[[Permits], object]) -> dict[str, Any]:
+        return arguments_sent(
+            get(script), reply, lambda runner: operation(Permits(runner, keys, lease_ms=30_000, wait_ms=1_000))
+        )
 
-    assert _words_of(get("permit_acquire"), (*acquire, b"channel")) == {
-        "owner": owner, "terms": "7 2 3 4 1 30000 1000", "wakeup_channel": b"channel",
-    }  # fmt: skip
-    assert _words_of(get("permit_renew"), renew) == {"lease_ms": 30_000, "owners": f"{owner}\x1e7\x1e99\x1e"}
-    assert _words_of(get("permit_release"), (*release, b"channel")) == {
-        "owners": f"{owner}\x1e{owner}", "terms": "3 4 1", "wakeup_channel": b"channel",
-    }  # fmt: skip
+    owner, channel = b"wf-a\x1fprint\x1ftoken-a", keys.wakeup_channel
+    limits = {"max_concurrency": b"3", "max_starts": b"4", "paused": b"1"}
+    acquired = {"wakeup_channel": channel, "lease_ms": b"30000", **limits, "owner": owner, "terms": b"7 2 1000"}
+    assert sent("permit_acquire", 9, lambda desk: desk.acquire("printer", A, limit, lane=2, request=7)) == acquired
+    waited = sent("permit_acquire", 9, lambda desk: desk.acquire("printer", A, limit, lane=2, request=7, wait_ms=5))
+    assert waited == acquired | {"terms": b"7 2 5"}
+    renewed = {"lease_ms": b"30000", "owners": owner + b"\x1e7\x1e99\x1e"}
+    assert sent("permit_renew", b"1", lambda desk: desk.renew([permit])) == renewed
+    released = {"wakeup_channel": channel, **limits, "owners": owner + b"\x1e" + owner}
+    assert sent("permit_release", 200, lambda desk: desk.release("printer", [A, A], limit)) == released
+    started = {"owner": owner, "terms": b"30000 4"}
+    assert sent("permit_start", 0, lambda desk: desk.start(permit, open_limit)) == started
 
 
 @pytest.mark.req("prm-lua-steps")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import random
 import signal
 import threading
@@ -17,8 +16,10 @@ import lua
 from kernel.clock import ManualClock, SystemClock
 from kernel.coordination import BoundScript, CircuitBreaker, LaneEntry, Lanes, ScriptRunner
 from kernel.coordination.endpoint import Link
-from kernel.errors import CoordinationRejected, CoordinationUnavailable, WrongProcess
+from kernel.errors import CoordinationRejected, CoordinationUnavailable
+from tests.lua_scripts.forker import REFUSED
 from tests.lua_scripts.proxy import Proxy, proxied
+from tests.support.program import Program
 from tests.support.redis_servers import RedisTarget
 from tests.support.wait import wait_until
 
@@ -37,7 +38,8 @@ class Interruption(BaseException):
 
 
 @contextmanager
-def through_proxy(target: RedisTarget, *, call_timeout_s: float = 0.2) -> Iterator[tuple[Proxy, ScriptRunner]]:
+def through_proxy(target: RedisTarget, *, call_timeout_s: float = 1.0) -> Iterator[tuple[Proxy, ScriptRunner]]:
+    """Each answer that gets lost costs the time limit; a busy machine must stay within it with all other calls."""
     assert target.server is not None
     with proxied(target.server.socket) as proxy:
         breaker = CircuitBreaker(ManualClock(), failures=1_000)
@@ -76,13 +78,14 @@ def test_flushes_beside_running_calls_fail_none(real_redis: RedisTarget) -> None
     thread = threading.Thread(target=flush)
     thread.start()
     try:
-        for n in range(1_000):
-            assert lanes.push([LaneEntry(f"id-{n}", 1, n)]).raised == 1
+        pushed = 0
+        while pushed < 1_000 or flushes <= 10:  # the other thread may come late
+            assert lanes.push([LaneEntry(f"id-{pushed}", 1, pushed)]).raised == 1
+            pushed += 1
     finally:
         stop.set()
         thread.join()
-    assert flushes > 10
-    assert lanes.stats()[1].depth == 1_000
+    assert lanes.stats()[1].depth == pushed
 
 
 @pytest.mark.req("dc-lua-evalsha")
@@ -224,22 +227,27 @@ def test_five_hundred_signals_into_calls_never_shift_a_reply(valkey: RedisTarget
     sender = threading.Thread(target=send_signals)
     sender.start()
     interruptions = sent = 0
+
+    def call() -> None:
+        nonlocal sent
+        sent += 1
+        token = f"token-{sent}"
+        assert runner.call(bound, token) == token.encode()
+
     try:
         while interruptions < 500:
+            call()  # undisturbed: after each interruption one call at least is answered, however slow they are
             try:
                 calling.set()
                 while True:
-                    sent += 1
-                    token = f"token-{sent}"
-                    reply = runner.call(bound, token)
-                    assert reply == token.encode()
+                    call()
             except Interruption:
                 interruptions += 1
     finally:
         done.set()
         sender.join()
         signal.signal(signal.SIGUSR2, previous)
-    assert sent > 500
+    assert sent >= 500
 
 
 @pytest.mark.parametrize(
@@ -296,25 +304,17 @@ def test_many_threads_each_get_their_own_replies(redis_target: RedisTarget) -> N
 @pytest.mark.req("dc-fork-safety")
 @pytest.mark.case("A55")
 def test_a_client_used_in_another_process_than_its_maker_raises_at_once(valkey: RedisTarget) -> None:
-    runner = valkey.runner()
-    lanes = Lanes(runner, valkey.keys)
-    lanes.pop(1)
-    connections = len(valkey.client.client_list())
+    assert valkey.server is not None
+    with Program("tests.lua_scripts.forker", "runner", str(valkey.server.socket)) as program:
+        assert program.receive() == "ready"
+        connections = len(valkey.client.client_list())
 
-    child = os.fork()
-    if child == 0:
-        outcome = 1
-        try:
-            lanes.pop(1)
-        except WrongProcess:
-            outcome = 42
-        finally:
-            os._exit(outcome)
-    _, status = os.waitpid(child, 0)
+        program.send("fork")
+        assert program.receive() == REFUSED
 
-    assert os.waitstatus_to_exitcode(status) == 42
-    lanes.pop(1)
-    assert len(valkey.client.client_list()) == connections, "the parent's connection still serves"
+        program.send("call again")
+        assert program.receive() == "served"
+        assert len(valkey.client.client_list()) == connections, "the parent's connection still serves"
 
 
 def test_a_runner_opens_no_connection_before_the_first_call(valkey: RedisTarget) -> None:

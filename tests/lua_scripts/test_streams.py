@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from kernel.clock import SystemClock
 from kernel.config import Config
-from kernel.coordination import ScriptRunner, Streams, StreamTerms, streams
+from kernel.coordination import Keys, ScriptRunner, Streams, StreamTerms
 from kernel.coordination.breaker import CircuitBreaker
 from kernel.errors import CoordinationRejected, CoordinationUnavailable, InvalidId, Refused, TooLarge
 from kernel.stream_words import Appended, Batch, NotAppended, Position, Seniority, StreamId, TerminalReference
 from lua import get
 from tests.lua_scripts.proxy import proxied
-from tests.lua_scripts.test_script_static import _words_of
-from tests.support.redis_servers import RedisTarget
+from tests.lua_scripts.sent_words import arguments_sent
+from tests.support.redis_servers import NAMESPACE, RedisTarget
 
 STREAM = StreamId("object-42", "wf-42", "f1")
 FIRST, SECOND = Seniority(1_800_000_000_000, 4), Seniority(1_800_000_000_000, 5)
@@ -63,7 +65,7 @@ def test_a_lost_answer_makes_one_frame_when_the_request_is_repeated(own_redis: R
     assert own_redis.server is not None
     with proxied(own_redis.server.socket) as proxy:
         runner = ScriptRunner(
-            proxy.endpoint.connection, SystemClock(), call_timeout_s=0.3,
+            proxy.endpoint.connection, SystemClock(), call_timeout_s=1.0,
             breaker=CircuitBreaker(SystemClock(), failures=100),
         )  # fmt: skip
         desk = Streams(runner, own_redis.keys, TERMS)
@@ -195,17 +197,23 @@ def test_a_last_event_id_survives_the_way_there_and_back() -> None:
 
 @pytest.mark.req("dc-lua-files")
 def test_python_gives_each_argument_in_the_place_that_the_contract_names() -> None:
-    script = get("stream_append")
-    append = _words_of(script, streams._append_words(7, [b"x", b"y"], "w", 3, TERMS, 5, b"ch"))
-    reset = _words_of(get("stream_reset"), streams._reset_words(FIRST, "r", True, TERMS, 5, b"ch"))
-    finish = _words_of(get("stream_finish"), streams._finish_words(FIRST, b"end", TERMS, 5, b"ch"))
-    read = _words_of(get("stream_read"), streams._read_words(7, 3, 100, 10, 0))
+    keys = Keys(NAMESPACE)
+    tag, channel = b"%d" % STREAM.tag, keys.stream_channel
 
-    assert script.repeated == ("record",)
-    assert append == {"terms": "7 w 3 1000000 600000 2400000 5", "wakeup_channel": b"ch", "record": (b"x", b"y")}
-    assert reset == {"terms": "1800000000000 4 r 1 2400000 5", "wakeup_channel": b"ch"}
-    assert finish == {"terms": "1800000000000 4 60000 900000 5", "record": b"end", "wakeup_channel": b"ch"}
-    assert read == {"terms": "7 3 100 10 0"}
+    def sent(script: str, reply: Any, operation: Callable[[Streams], object]) -> dict[str, Any]:
+        return arguments_sent(get(script), reply, lambda runner: operation(Streams(runner, keys, TERMS)))
+
+    assert sent("stream_append", 0, lambda desk: desk.append(STREAM, 7, [b"x", b"y"], writer="w", request=3)) == {
+        "wakeup_channel": channel, "wakeup_tag": tag, "bytes_max": b"1000000", "frames_ttl_ms": b"600000",
+        "kept_ttl_ms": b"2400000", "terms": b"7 w 3", "record": (b"x", b"y"),
+    }  # fmt: skip
+    reset = sent("stream_reset", 1, lambda desk: desk.reset(STREAM, FIRST, reset_id="r", keep=True))
+    assert reset == {"terms": b"1800000000000 4 r 1 2400000 " + tag, "wakeup_channel": channel}
+    finish = sent("stream_finish", 1, lambda desk: desk.finish(STREAM, FIRST, b"end"))
+    terms = b"1800000000000 4 60000 900000 " + tag
+    assert finish == {"terms": terms, "record": b"end", "wakeup_channel": channel}
+    read = sent("stream_read", [7, 3, 3, b""], lambda desk: desk.read(STREAM, 7, 3, bytes_max=100, count_max=10))
+    assert read == {"terms": b"7 3 100 10 0"}
 
 
 def test_what_is_no_frame_is_refused_before_anything_is_sent(valkey: RedisTarget) -> None:

@@ -7,12 +7,14 @@ write, so that lines of several processes do not mix.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import logging
 import os
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
 from pathlib import Path
@@ -20,6 +22,7 @@ from typing import Any
 
 from kernel.errors import InvalidConfig, StoreUnavailable
 from supervisor.child import ChildLink, Order
+from supervisor.log_setup import TreeLogHandler
 
 log = logging.getLogger("roles_for_tests")
 
@@ -107,6 +110,27 @@ def slow_worker(link: ChildLink) -> int:
                     break
             write_down(link, "drained")
             return 0
+
+
+def gated(link: ChildLink) -> int:
+    """Any role: its drain takes until the test opens its gate, the file `<role>-may-end`."""
+    link.ready()
+    while True:
+        report(link)
+        order = link.next_order(0.25)
+        if order is not None and obeyed(link, order):
+            break
+    while not (link.data_dir / f"{link.role}-may-end").exists():
+        order = link.next_order(0.05)
+        if order is not None and obeyed(link, order):
+            return 1
+    return 0
+
+
+def rambling_worker(link: ChildLink) -> int:
+    """Sends what is no message, and works on."""
+    link._socket.send(b"not a message")
+    return worker(link)
 
 
 def stubborn_worker(link: ChildLink) -> int:
@@ -235,13 +259,24 @@ def _is_ignored(number: int) -> bool:
 
 
 def logging_worker(link: ChildLink) -> int:
-    """Logs 1,000 lines in bursts of 20, then is ready: a reader on a busy machine keeps up, and no line may be lost."""
+    """Logs 1,000 lines in bursts of 20, then is ready. It waits for the reader after each burst, who may stand still
+    for seconds on a busy machine: no line may be lost, and all of them are read before it is ready."""
     pause = threading.Event()
     for number in range(1000):
-        if number % 20 == 0:
-            pause.wait(0.02)
         log.warning("line %d of %s", number, "x" * (number % 200), extra={"event": "test.line", "number": number})
+        if number % 20 == 19:
+            pause.wait(0.02)
+            while _unread_bytes():
+                pause.wait(0.02)
     return obey(link)
+
+
+def _unread_bytes() -> int:
+    """What of this process's records the supervisor has not read yet."""
+    (handler,) = logging.getLogger().handlers
+    assert isinstance(handler, TreeLogHandler) and handler.queue is not None
+    found = fcntl.ioctl(handler.queue._socket, termios.TIOCOUTQ, bytes(4))
+    return int.from_bytes(found, sys.byteorder)
 
 
 def chatty_worker(link: ChildLink) -> int:

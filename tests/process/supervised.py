@@ -20,6 +20,10 @@ from tests.support.wait import wait_until
 STUBS = "tests.process.roles_for_tests"
 LIMIT_S = 60.0
 """How long a test waits for what must happen at all."""
+DRAIN_S = 20.0
+"""A grace time that nobody who ends by himself needs: a child may stand still for seconds on a busy machine."""
+PATIENT_S = 20.0
+"""A `redis_budget_s` for tests of what Redis says: a server that stands still for a moment is not missed at once."""
 NO_REDIS = "redis://127.0.0.1:1/0"
 """Most tests need no Redis: with this address none is embedded, and nobody connects."""
 
@@ -46,7 +50,7 @@ class Supervised:
     ) -> None:
         self.data_dir = data_dir
         self.log_path = log_path
-        flags = {"data_dir": str(data_dir), "redis_url": NO_REDIS, "workers": 1, "dispatchers": 1, "drain_s": 5.0}
+        flags = {"data_dir": str(data_dir), "redis_url": NO_REDIS, "workers": 1, "dispatchers": 1, "drain_s": DRAIN_S}
         arguments = [json.dumps(flags | settings), msgspec.json.encode(what or program()).decode()]
         with open(log_path, "wb") as log:
             self.process = subprocess.Popen(
@@ -97,20 +101,24 @@ class Supervised:
     def heard(self, event: str) -> list[dict[str, Any]]:
         """What stub roles wrote down under this name."""
         try:
-            lines = (self.data_dir / "heard.jsonl").read_text().splitlines()
+            text = (self.data_dir / "heard.jsonl").read_text()
         except FileNotFoundError:
             return []
-        return [fact for fact in map(json.loads, lines) if fact["event"] == event]
+        whole = text[: text.rfind("\n") + 1].splitlines()
+        return [fact for fact in map(json.loads, whole) if fact["event"] == event]
 
     def log_text(self) -> str:
         return self.log_path.read_text(errors="replace")
 
     def log(self, event: str) -> list[dict[str, Any]]:
-        """Log lines of that event; every complete line must be JSON."""
+        """Log lines of that event."""
+        return [line for line in self.lines() if line["event"] == event]
+
+    def lines(self) -> list[dict[str, Any]]:
+        """All log lines; every complete one must be JSON."""
         text = self.log_text()
         whole = text[: text.rfind("\n") + 1].splitlines()
-        lines = [json.loads(line) for line in whole if not line.startswith("error: ")]
-        return [line for line in lines if line["event"] == event]
+        return [json.loads(line) for line in whole if not line.startswith("error: ")]
 
     def family(self) -> list[psutil.Process]:
         """The supervisor and everything below it."""

@@ -79,6 +79,7 @@ def test_a_request_without_end_is_cut_off(tree, data_dir) -> None:
 
 def test_slow_and_silent_clients_and_such_that_do_not_read_do_not_hold_up_the_loop(tree, data_dir) -> None:
     silent = [connected(data_dir) for _ in range(20)]
+    silent[0].sendall(b'{"v":1,')  # at once: who says nothing is dismissed after 2 s
     greedy = connected(data_dir)
     greedy.setblocking(False)
     try:
@@ -86,7 +87,6 @@ def test_slow_and_silent_clients_and_such_that_do_not_read_do_not_hold_up_the_lo
             greedy.send(b'{"v":1,"op":"status"}\n' * 20)
     except (BlockingIOError, BrokenPipeError, ConnectionResetError):
         pass
-    silent[0].sendall(b'{"v":1,')
 
     assert tree.status() is not None, "answered within the 5 s that a client waits"
     for connection in (*silent, greedy):
@@ -140,24 +140,51 @@ def test_kill_child_of_an_empty_place_is_refused(tree, data_dir) -> None:
         client.request("kill_child", slot=7)
 
 
+def dismissed(client: ControlClient) -> ControlClient:
+    """That client, after it has been silent for so long that the supervisor has closed its connection."""
+    client._socket.settimeout(60)
+    assert client._socket.recv(1, socket.MSG_PEEK) == b""
+    return client
+
+
+def test_who_stands_still_between_his_connection_and_his_question_is_answered_all_the_same(tree, data_dir) -> None:
+    """It was "no supervisor is running", of one that ran."""
+    with ControlClient(data_dir) as client:
+        assert dismissed(client).request("status")["ok"] is True
+    with ControlClient(data_dir) as client, pytest.raises(TimeoutError):
+        dismissed(client).request("kill_child", role="worker", slot=0)  # it may have been heard: not twice
+    assert tree.child("worker-0")["restarts"] == 0
+
+
+def test_only_where_nobody_listens_any_more_the_supervisor_is_gone(tree, data_dir) -> None:
+    with ControlClient(data_dir) as client:
+        assert not client.is_gone_within(5.0), "it has dismissed who was silent, and is there"
+    with ControlClient(data_dir) as client:
+        tree.process.terminate()
+        assert client.is_gone_within(60.0)
+
+
 def test_stop_waits_for_the_end_and_tells_how_it_was(supervise, data_dir) -> None:
     tree = supervise(program(worker="stubborn_worker"), drain_s=0.5)
     tree.wait_running()
 
     with ControlClient(data_dir) as client:
-        assert client.stop(10) == 1
+        assert client.stop(60) == 1
 
     assert tree.process.poll() is not None or tree.wait_end(1) == 1
 
 
 def test_stop_twice_is_one_order(supervise, data_dir) -> None:
-    tree = supervise(program(worker="slow_worker"))
+    tree = supervise(program(worker="gated"))
     tree.wait_running()
 
-    with ControlClient(data_dir) as first, ControlClient(data_dir) as second:
+    with ControlClient(data_dir) as first, ControlClient(data_dir, timeout_s=60) as second:
         first.request("stop")
-        assert second.stop(10) == 0
+        second.request("stop")
+        (data_dir / "worker-may-end").touch()  # not before: the second order would find nobody
+        assert (second._read_line() or {}).get("exit") == 0
 
+    assert tree.wait_end() == 0
     assert tree.heard("hasten") == []
 
 

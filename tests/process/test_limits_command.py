@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -15,13 +16,19 @@ from kernel.clock import SystemClock
 from kernel.config import Limit
 from kernel.coordination import Granted, Keys, Owner, Permits
 from kernel.limits import Limits, read_limit
-from kernel.store.conditional import Insert
+from kernel.observe.tables import OBSERVE_TABLES
+from kernel.observe.views import Snapshot
+from kernel.permit_words import WORKFLOW
+from kernel.runtime.observer import OBSERVE_FILE
 from kernel.store.sqlite import SqliteStore
+from kernel.store.sqlite_projection import SqliteProjection
 from kernel.store.tables import INSTANCES
 from supervisor.cli import main
-from tests.conformance.instances import claimed, instance_document, step_document
+from tests.process.supervised import PATIENT_S
 from tests.process.test_cli import command
+from tests.process.test_ops_show import record
 from tests.support.redis_servers import RedisTarget
+from tests.support.snapshots import keep, snapshot, step_view
 
 Result = CompletedProcess[str]
 APP = """
@@ -61,6 +68,7 @@ def limits(
 
     def run(*arguments: str, redis: str = here) -> Result:
         monkeypatch.setenv("REDIS_URL", redis)
+        monkeypatch.setenv("KERNEL_REDIS_BUDGET_S", str(PATIENT_S))
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             main(["limits", *arguments, "--data-dir", str(data_dir)])
@@ -88,14 +96,25 @@ def waiting(store: SqliteStore, permits: Permits, limit: Limit) -> None:
     assert isinstance(permits.acquire("printer", holder, limit, lane=2), Granted)
     for workflow_id in ("before", "waiter"):
         permits.acquire("printer", Owner(workflow_id, "step_0", "t"), limit, lane=2)
-    held = {**claimed(now_ms=now_ms - 9_000), "claim_token": "token-h"}
-    running = [step_document(0, "running", attempt=1, started_time=now_ms - 8_000)]
-    wait = {"resource": "printer", "step": "step_0", "since_time": now_ms - 5_000}
-    for workflow_id, fields in (
-        ("holder", {**held, "steps": running}),
-        ("waiter", {"permit_wait": wait, "claimable_time": now_ms + 25_000}),
-    ):
-        store.insert(Insert("create", INSTANCES, workflow_id, instance_document(workflow_id, now_ms, **fields)))
+    running = step_view("step_0", "running", attempt=1, started_time=now_ms - 8_000)
+    held = {"claim_token": "token-h", "claim_time": now_ms - 9_000, "waiting": "step", "waiting_on": "step_0"}
+    refused = {"waiting": "permit", "waiting_on": "printer", "waiting_until": now_ms + 25_000}
+    seen(
+        store,
+        snapshot("h", workflow_id="holder", created_time=now_ms - 9_000, steps=(running,), **held),
+        snapshot(
+            "w", workflow_id="waiter", created_time=now_ms - 9_000, business_priority=2, current_step="step_0",
+            waiting_since=now_ms - 5_000, **refused,
+        ),
+    )  # fmt: skip
+
+
+def seen(store: SqliteStore, *snapshots: Snapshot) -> None:
+    """Keep these beside the store."""
+    path = Path(store.path).parent / OBSERVE_FILE
+    with closing(SqliteProjection(path, SystemClock(), durability="normal", tables=OBSERVE_TABLES)) as observed:
+        observed.prepare()
+        keep(observed, *snapshots)
 
 
 @pytest.mark.req("prm-config-each", "prm-lower", "prm-raise", "prm-pause")
@@ -175,9 +194,8 @@ def test_explain_tells_the_limit_the_holder_since_when_and_the_place_in_line(
     assert (found["resource"], found["step"], found["reason"]) == ("printer", "step_0", "concurrency")
     assert (found["place"], found["lane"], found["waiting"], found["max_concurrency"]) == (2, 2, 2, 1)
     (holder,) = found["holders"]
-    row = store.get(INSTANCES, "holder")
-    assert row is not None
-    assert (holder["workflow_id"], holder["since_ms"]) == ("holder", row["steps"][0]["started_time"])
+    since_ms = found["since_ms"] - 3_000  # it was refused 3 s after the other began
+    assert (holder["workflow_id"], holder["since_ms"]) == ("holder", since_ms)
     for words in (
         "waits for printer since",
         "at most 1 at once",
@@ -199,12 +217,34 @@ def test_explain_says_when_the_resource_is_paused(
 
 
 def test_a_workflow_that_waits_for_nothing_is_told_so(limits: Callable[..., Result], store: SqliteStore) -> None:
-    store.insert(Insert("create", INSTANCES, "free", instance_document("free", store.now_ms())))
+    free = snapshot("order:1", created_time=store.now_ms())
+    seen(store, free)
 
-    assert limits("explain", "free").stdout == "free is running and waits for no permit\n"
-    assert answer(limits("explain", "free", "--json"))["waits"] is False
+    for name in (free.workflow_id, "order:1"):
+        assert limits("explain", name).stdout == f"{free.workflow_id} is running and waits for no permit\n"
+    assert answer(limits("explain", "order:1", "--json"))["waits"] is False
     unknown = limits("explain", "nobody")
-    assert (unknown.returncode, unknown.stderr) == (1, "error: workflow nobody does not exist\n")
+    assert (unknown.returncode, unknown.stdout) == (1, "")
+    assert unknown.stderr.startswith("error: nothing is known of nobody: ")
+
+
+@pytest.mark.req("obs-never-instances")
+def test_explain_reads_no_instance_and_tells_the_line_of_a_workflow_that_waits_as_a_whole(
+    limits: Callable[..., Result], store: SqliteStore, permits: Permits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = Limit(max_concurrency=1)
+    waiting(store, permits, limit)
+    permits.acquire("printer", Owner("whole", WORKFLOW, "t"), limit, lane=1)
+    wait = {"waiting": "permit", "waiting_on": "printer", "current_step": "step_0"}
+    seen(store, snapshot("x", workflow_id="whole", created_time=store.now_ms(), **wait))
+    read: list[str] = []
+    for verb in ("get", "find", "scan"):
+        record(monkeypatch, verb, read)
+
+    found = answer(limits("explain", "whole", "--json"))
+
+    assert (found["step"], found["place"], found["lane"], found["waiting"]) == (WORKFLOW, 1, 1, 3)
+    assert INSTANCES not in read and "workflow_snapshots" in read
 
 
 @pytest.mark.req("prm-fail-closed")

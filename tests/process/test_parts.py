@@ -15,7 +15,7 @@ from kernel.config import Config
 from kernel.errors import TooLarge, UnknownVersion
 from supervisor.health import SILENT_MS, Health
 from supervisor.log_format import JsonFormatter, TextFormatter
-from supervisor.log_setup import RECORD_BYTES_MAX, RecordSocket, TreeLogHandler
+from supervisor.log_setup import RECORD_BYTES_MAX, RecordSocket, SinkHandler, TreeLogHandler
 from supervisor.log_sink import BACKLOG_BYTES_MAX, LogSink
 from supervisor.loop import READ, Loop
 from supervisor.messages import (
@@ -201,6 +201,33 @@ def test_a_json_line_has_its_fields_in_order_and_the_rest_under_x() -> None:
     assert (found["role"], found["slot"], found["pid"], found["worker_id"]) == ("worker", 3, os.getpid(), OWNER)
     assert found["ts"].endswith("Z")
     assert found["x"]["big"] == 2**70
+
+
+@pytest.mark.req("dc-logging")
+def test_what_steers_a_terminal_is_escaped_in_json_too() -> None:
+    text = "a\x1b[2J\x9b2J\x7f\u2028b\n"
+    line = JsonFormatter(Redactor()).format(record(text, workflow_id=f"wf{text}", other={text: text}))
+
+    assert line.isprintable()
+    found = json.loads(line)
+    assert (found["msg"], found["workflow_id"], found["x"]["other"]) == (text, f"wf{text}", {text: text})
+
+
+@pytest.mark.req("dc-logging")
+def test_a_record_without_an_event_is_called_log_and_names_its_logger() -> None:
+    reader, writer = os.pipe()
+    sink = LogSink(writer)
+    for formatter in (JsonFormatter(Redactor()), TextFormatter(Redactor())):
+        SinkHandler(sink, formatter).emit(
+            logging.LogRecord("flows.billing", logging.INFO, __file__, 1, "paid", None, None)
+        )
+    os.close(writer)
+    with open(reader) as lines:
+        as_json, as_text = lines.read().splitlines()
+
+    assert json.loads(as_json)["event"] == "log"
+    assert json.loads(as_json)["x"] == {"logger": "flows.billing"}
+    assert as_text.endswith(" flows.billing paid")
 
 
 @pytest.mark.case("A83")

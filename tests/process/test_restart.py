@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any
 
 import psutil
 import pytest
@@ -37,10 +38,11 @@ def test_the_dispatcher_is_told_which_owner_is_proved_dead(supervise) -> None:
 
     psutil.Process(victim["pid"]).kill()
 
-    (notice,) = wait_until(lambda: tree.heard("owner_dead"), "the notice")
-    assert notice["dead"] == victim["worker_id"]
-    assert notice["cause"] == "death"
-    assert notice["role"] == "dispatcher"
+    wait_until(lambda: tree.heard("owner_dead"), "the notice")
+    # More than once if nobody acknowledges within a second.
+    heard = {(fact["id"], fact["dead"], fact["cause"], fact["role"]) for fact in tree.heard("owner_dead")}
+    ((_, *notice),) = heard
+    assert notice == [victim["worker_id"], "death", "dispatcher"]
     wait_until(lambda: (tree.status() or {}).get("notices_open") == 0, "the acknowledgement arrives")
 
 
@@ -114,13 +116,15 @@ def test_a_child_that_never_starts_is_given_up_with_one_line_and_exit_1(supervis
 
 
 def test_the_state_of_a_crash_loop_is_reported(supervise) -> None:
-    tree = supervise(program(worker="crashing_worker"))
+    tree = supervise(program(worker="crashing_worker"), restart_give_up=1_000_000)
+    wait_until(tree.status, "it answers")
 
-    wait_until(lambda: tree.status() and tree.child("worker-0")["restarts"] >= 2, "two restarts")
-    wait_until(lambda: tree.child("worker-0")["state"] == "BACKOFF", "back-off is shown")
+    def resting() -> dict[str, Any] | None:
+        child = tree.child("worker-0")
+        return child if child["restarts"] >= 2 and child["state"] == "BACKOFF" else None
 
-    child = tree.child("worker-0")
-    assert child["pid"] is None
+    child = wait_until(resting, "two restarts, and back-off is shown")
+    assert child is not None and child["pid"] is None
     assert child["last_exit"]["text"] == "exit status 1"
     assert "does not answer" in child["last_exit"]["words"]
 
@@ -177,10 +181,10 @@ def test_all_children_killed_at_once_are_all_replaced(supervise) -> None:
 
 @pytest.mark.case("A71")
 def test_a_worker_that_asks_is_drained_killed_and_replaced_and_the_death_counts_as_ordered(supervise) -> None:
-    tree = supervise(program(worker="asking_worker"), drain_s=0.5)
+    tree = supervise(program(worker="asking_worker"), drain_s=2.0)
 
     (asked,) = wait_until(lambda: tree.heard("asks"), "the question")
-    (notice,) = wait_until(lambda: tree.heard("owner_dead"), "the notice")
+    (notice, *_) = wait_until(lambda: tree.heard("owner_dead"), "the notice")
     wait_until(lambda: tree.child("worker-0")["state"] == "RUNNING", "the successor runs")
 
     assert (notice["dead"], notice["cause"]) == (asked["worker_id"], "ordered")
@@ -196,7 +200,7 @@ def test_a_supervisor_out_of_descriptors_loses_no_child_and_recovers(supervise) 
     Seen through the log and the process table alone: a control connection would itself take a descriptor.
     """
     tree = supervise(restart_first_s=0.05, restart_max_s=0.05, restart_give_up=1_000_000)
-    wait_until(lambda: tree.log("supervisor.ready"), "everything runs")
+    wait_until(lambda: told(tree, "supervisor.ready"), "everything runs")
     supervisor = psutil.Process(tree.pid)
     limits = supervisor.rlimit(psutil.RLIMIT_NOFILE)
     lowest = len(os.listdir(f"/proc/{tree.pid}/fd")) - 6
@@ -211,18 +215,24 @@ def test_a_supervisor_out_of_descriptors_loses_no_child_and_recovers(supervise) 
 
 def forks_within(tree, supervisor: psutil.Process, limit: int, limits: tuple[int, int]) -> bool:
     """Kill the worker while at most `limit` descriptors are allowed; whether its successor could be forked at once."""
-    ready, failures, forks = (len(tree.log(f"child.{event}")) for event in ("ready", "fork_failed", "started"))
+    ready, failures, forks = (told(tree, f"child.{event}") for event in ("ready", "fork_failed", "started"))
     (worker,) = [child for child in supervisor.children() if child.name() == "worker-0"]
     supervisor.rlimit(psutil.RLIMIT_NOFILE, (limit, limits[1]))
     worker.kill()
     wait_until(
-        lambda: len(tree.log("child.fork_failed")) > failures or len(tree.log("child.started")) > forks,
+        lambda: told(tree, "child.fork_failed") > failures or told(tree, "child.started") > forks,
         "a fork is tried",
     )
-    failed = len(tree.log("child.fork_failed")) > failures
+    failed = told(tree, "child.fork_failed") > failures
     supervisor.rlimit(psutil.RLIMIT_NOFILE, limits)
-    wait_until(lambda: len(tree.log("child.ready")) > ready, "a successor is ready")
+    wait_until(lambda: told(tree, "child.ready") > ready, "a successor is ready")
     return not failed
+
+
+def told(tree, event: str) -> int:
+    """How many lines of that event there are. Not all lines are JSON here: a child whose pidfd is missing is killed at
+    once, and may have found before that it can open nothing either, which its interpreter tells."""
+    return tree.log_text().count(f'"event":"{event}"')
 
 
 def test_a_worker_that_asks_and_ends_at_once_is_replaced_at_once(supervise) -> None:

@@ -68,7 +68,15 @@ def test_a_later_life_forgives_failed_starts(history: RestartHistory) -> None:
 
 
 @pytest.mark.case("A63")
-@pytest.mark.parametrize(("alive_ms", "death"), [(10_000, Death()), (50, Death(committed=True))])
+@pytest.mark.parametrize(
+    ("alive_ms", "death"),
+    [
+        (10_000, Death()),
+        (50, Death(committed=True)),
+        (10_000, Death(requested=True, by_sigkill=True)),
+        (50, Death(committed=True, requested=True, by_sigkill=True)),
+    ],
+)
 def test_a_slot_that_once_proved_itself_is_never_given_up(history: RestartHistory, alive_ms, death) -> None:
     die_after(history, alive_ms, death)
 

@@ -87,7 +87,7 @@ def stop(folder: Path) -> subprocess.CompletedProcess[str]:
 
 def command(*arguments: str, **more) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "supervisor", *arguments], capture_output=True, text=True, timeout=20, **more
+        [sys.executable, "-m", "supervisor", *arguments], capture_output=True, text=True, timeout=60, **more
     )
 
 

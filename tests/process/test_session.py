@@ -11,14 +11,14 @@ import pytest
 
 from kernel.config import Config
 from supervisor.session import SessionFailed, running
-from tests.process.supervised import NO_REDIS, all_gone, program
+from tests.process.supervised import DRAIN_S, NO_REDIS, all_gone, program
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.fault
 
 
 def settings(data_dir, **more) -> Config:
-    return Config(**{"data_dir": str(data_dir), "redis_url": NO_REDIS, "workers": 1, "drain_s": 3.0} | more)
+    return Config(**{"data_dir": str(data_dir), "redis_url": NO_REDIS, "workers": 1, "drain_s": DRAIN_S} | more)
 
 
 def test_a_tree_runs_inside_the_block_and_is_gone_after_it(data_dir) -> None:

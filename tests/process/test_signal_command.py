@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from kernel.clock import SystemClock
+from kernel.ids import workflow_id_for
 from kernel.runtime import STORE_FILE
 from kernel.store.sqlite import SqliteStore
 from kernel.store.tables import SIGNALS
@@ -76,31 +77,65 @@ def test_unknown_finished_and_superseded_workflows_are_told_in_the_receipt(rig: 
     rig.client.supersede(superseded)
 
     targets = {
-        key: answer(tmp_path, key, *IDENTITY, "--id", f"for-{key}")["target"]
+        key: answer(tmp_path, key, *IDENTITY, "--id", f"for-{key}", "--early")["target"]
         for key in ("wf-nobody", finished, superseded)
     }
 
     assert targets == {"wf-nobody": "unknown", finished: "completed", superseded: "canceled"}
     assert sorted(pending(rig)) == sorted(f"for-{key}" for key in targets)
-    shown = told(tmp_path, "wf-nobody", *IDENTITY, "--id", "plain")
+    shown = told(tmp_path, "wf-nobody", *IDENTITY, "--id", "plain", "--early")
     assert shown.stdout.splitlines() == [
         "signal_id  plain", "duplicate  false", "activated  false", "matched  false", "conflict  false",
         "target  unknown",
     ]  # fmt: skip
 
 
+def test_a_biz_key_names_its_workflow_and_nobody_is_told_nothing(rig: LiveRig, tmp_path: Path) -> None:
+    """A mistyped id must not look like a signal that was delivered."""
+    rig.worker(flow(rig, step(rig, "ask", asks())))
+    workflow_id = rig.start(next(iter(rig.workers[0].engine.services.app.definitions.values())), "order:1")
+    wait_until(lambda: rig.status(workflow_id) == "waiting", "it waits")
+
+    for nobody in ("order:2", workflow_id_for("order:2")):
+        refused = told(tmp_path, nobody, *IDENTITY, "--id", "lost")
+        assert (refused.returncode, refused.stdout) == (1, "")
+        assert refused.stderr.splitlines() == [
+            f"error: workflow {nobody} does not exist: say --early to keep the signal until it does"
+        ]
+    assert rig.store.get(SIGNALS, "lost") is None
+
+    woken = answer(tmp_path, "order:1", *IDENTITY, "--id", "rung")
+    assert (woken["activated"], woken["target"]) == (True, "waiting")
+    rig.wait_ended(workflow_id)
+    assert rig.output(workflow_id) == ["rung"]
+
+
+@pytest.mark.req("sig-early")
+def test_an_early_signal_by_key_or_id_is_kept_for_the_workflow_that_comes(rig: LiveRig, tmp_path: Path) -> None:
+    definition = flow(rig, step(rig, "ask", asks()))
+    names = {"by-key": "order:1", "by-id": workflow_id_for("order:2")}
+
+    for signal_id, name in names.items():
+        assert answer(tmp_path, name, *IDENTITY, "--id", signal_id, "--early")["target"] == "unknown"
+
+    rig.worker(definition)
+    started = [rig.start(definition, key) for key in ("order:1", "order:2")]
+    rig.wait_ended(*started)
+    assert [rig.output(workflow_id) for workflow_id in started] == [["by-key"], ["by-id"]]
+
+
 @pytest.mark.req("sig-unique")
 def test_an_id_that_was_used_for_another_signal_is_one_line_and_a_failure(rig: LiveRig, tmp_path: Path) -> None:
-    assert answer(tmp_path, "wf-one", *IDENTITY, "--id", "used")["conflict"] is False
+    assert answer(tmp_path, "one", *IDENTITY, "--id", "used", "--early")["conflict"] is False
 
-    done = told(tmp_path, "wf-two", *IDENTITY, "--id", "used", "--json")
+    done = told(tmp_path, "two", *IDENTITY, "--id", "used", "--early", "--json")
 
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line == "error: id used was used for another signal: this one is not delivered"
     receipt = json.loads(done.stdout)
     assert (receipt["duplicate"], receipt["conflict"], receipt["activated"]) == (True, True, False)
-    assert rig.store.get(SIGNALS, "used")["workflow_id"] == "wf-one"  # type: ignore[index]
+    assert rig.store.get(SIGNALS, "used")["workflow_id"] == workflow_id_for("one")  # type: ignore[index]
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,7 @@ def test_each_fork_has_a_fresh_worker_id_and_a_successor_keeps_the_slot(supervis
     assert [fact["slot"] for fact in began if fact["role"] == "worker"].count(1) == 2
 
 
+@pytest.mark.case("A55", "A56")
 def test_the_parent_has_one_thread_and_no_driver(supervise) -> None:
     tree = supervise()
     tree.wait_running()

@@ -24,7 +24,7 @@ from kernel.engine.worker import WorkerLoop
 from kernel.errors import KernelError
 from kernel.ids import IdSource, SeededIds
 from kernel.limits import Limits
-from kernel.observe.events import EVENTS
+from kernel.observe.events import EVENTS, named
 from kernel.records import Document, Instance, to_instance
 from kernel.runtime import Engine
 from kernel.states import TERMINAL
@@ -56,11 +56,14 @@ class Recorder:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.events: list[tuple[str, dict[str, object]]] = []
+        self.told: list[tuple[str, Instance | None, int | None]] = []
+        """Each event with the record and the position of the step that it came with."""
         self.raises: BaseException | None = None
 
-    def note(self, event: str, **fields: object) -> None:
+    def note(self, event: str, *, instance: Instance | None = None, step: int | None = None, **fields: object) -> None:
         with self._lock:
-            self.events.append((event, fields))
+            self.told.append((event, instance, step))
+            self.events.append((event, {**named(event, instance, step), **fields}))
         if self.raises is not None:
             raise self.raises
 
@@ -172,6 +175,7 @@ class Rig:
             *(store, QueueView(self.queue), self.clock, self.ids, self.base_runner.event()),
             input_bytes_max=2**18,
             streams=streams,
+            observer=self.recorder,
         )
 
     def make_worker(

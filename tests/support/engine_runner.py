@@ -127,6 +127,7 @@ class LiveRunner:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._threads: list[threading.Thread] = []
+        self._spawning = threading.Lock()
         self._timers: list[tuple[int, int, _Timer]] = []
         self._order = itertools.count()
         self._changed = threading.Condition()
@@ -137,8 +138,9 @@ class LiveRunner:
 
     def spawn(self, name: str, body: Callable[[], None]) -> None:
         thread = threading.Thread(target=self._caught, args=(body,), name=name, daemon=True)
-        self._threads = [*(known for known in self._threads if known.is_alive()), thread]
-        thread.start()
+        with self._spawning:  # a thread of another body must not be forgotten before it has begun
+            self._threads = [*(known for known in self._threads if known.is_alive()), thread]
+            thread.start()
 
     def event(self) -> threading.Event:
         return threading.Event()

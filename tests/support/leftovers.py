@@ -10,12 +10,15 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterator
+from typing import Any
 
 import psutil
 import pytest
 
+from tests.support.workers import hand_over, handed_over
+
 TAG_VARIABLE = "TEST_RUN_TAG"
-GRACE_S = 2.0  # time for the last children to end by themselves after the last fixture was torn down
+GRACE_S = 10.0  # time for the last children to end by themselves after the last fixture was torn down
 
 
 class Leftovers:
@@ -80,11 +83,19 @@ def _described(processes: list[psutil.Process]) -> Iterator[str]:
 
 
 _LEFTOVERS = pytest.StashKey[Leftovers]()
+_OF_WORKERS = pytest.StashKey[list[str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     leftovers = config.stash[_LEFTOVERS] = Leftovers()
+    config.stash[_OF_WORKERS] = []
     os.environ[TAG_VARIABLE] = leftovers.inherited_tags()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A worker looks for its own and can name them when they are gone; it has nobody to tell but us."""
+    node.config.stash[_OF_WORKERS] += handed_over(node, "leftovers", [])
 
 
 @pytest.hookimpl(trylast=True)
@@ -92,18 +103,24 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     leftovers = session.config.stash[_LEFTOVERS]
     if os.getpid() != leftovers.me.pid:
         return  # a forked child that fell through to here must not end its siblings
+    found = [*session.config.stash[_OF_WORKERS], *_ended(leftovers)]
+    if found:
+        hand_over(session.config, "leftovers", found)
+        _report(session, "\n".join(["processes of this run outlived it (each test ends what it starts):", *found]))
+
+
+def _ended(leftovers: Leftovers) -> list[str]:
+    """End what is left, and describe it."""
     _, alive = psutil.wait_procs(leftovers.alive(), timeout=GRACE_S)
     leftovers.close()
     alive = [process for process in alive if _is_running(process)]
-    if not alive:
-        return
-    text = "\n".join(["processes of this run outlived it (each test ends what it starts):", *_described(alive)])
+    described = list(_described(alive))
     for process in alive:
         try:
             process.kill()
         except psutil.NoSuchProcess:
             continue
-    _report(session, text)
+    return described
 
 
 def _report(session: pytest.Session, text: str) -> None:

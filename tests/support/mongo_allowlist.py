@@ -17,6 +17,7 @@ from typing import Any
 
 from pymongo.monitoring import CommandFailedEvent, CommandListener, CommandStartedEvent, CommandSucceededEvent
 
+from kernel.observe.tables import OBSERVE_TABLES
 from kernel.store import mongo_schema
 from kernel.store.tables import TABLES, Index, Table
 
@@ -26,6 +27,8 @@ _OPTIONS = {
     "find": {"find", "filter", "projection", "sort", "limit", "batchSize", "singleBatch", "readConcern"},
     "insert": {"insert", "documents", "ordered", "writeConcern"},
     "delete": {"delete", "deletes", "ordered", "writeConcern"},
+    "update": {"update", "updates", "ordered", "writeConcern"},
+    "aggregate": {"aggregate", "pipeline", "cursor", "readConcern"},
     "createIndexes": {"createIndexes", "indexes", "writeConcern"},
     "listIndexes": {"listIndexes", "cursor"},
     "hello": {"hello"},
@@ -33,7 +36,9 @@ _OPTIONS = {
     "saslStart": set[str](),
     "saslContinue": set[str](),
 }
-_WRITES = {"findAndModify", "insert", "delete", "createIndexes"}
+_WRITES = {"findAndModify", "insert", "delete", "update", "createIndexes"}
+_OF_PROJECTIONS = {"update", "aggregate"}
+"""Said of observations alone: a durable row changes one by one, and its change decides."""
 _PROMISED = {"w": "majority", "j": True}
 _INDEX_OPTIONS = {"key", "name", "unique", "partialFilterExpression"}
 
@@ -81,7 +86,7 @@ def indexes_by_collection(tables: Iterable[Table]) -> dict[str, tuple[Index, ...
 
 def refusals(name: str, command: Mapping[str, Any], indexes: Mapping[str, tuple[Index, ...]]) -> Iterator[str]:
     """What in a command is not allowed, each in one line."""
-    if name not in _OPTIONS:
+    if name not in _OPTIONS or (name in _OF_PROJECTIONS and command[name] not in OBSERVE_TABLES):
         yield f"command {name}"
         return
     if name.startswith("sasl"):
@@ -95,6 +100,11 @@ def refusals(name: str, command: Mapping[str, Any], indexes: Mapping[str, tuple[
     elif name == "delete":
         for removal in command["deletes"]:
             yield from _delete(removal, own)
+    elif name == "update":
+        for replacement in command["updates"]:
+            yield from _replaced(replacement, own)
+    elif name == "aggregate":
+        yield from _groups(command["pipeline"])
     elif name == "find":
         yield from _filter(command["filter"])
         # A page is a proposal and has an order; a row that is read alone decides something.
@@ -121,6 +131,32 @@ def _delete(removal: Mapping[str, Any], own: tuple[Index, ...]) -> Iterator[str]
     yield from _filter(removal["q"])
     if removal["limit"] != 1 or not _names_one_row(removal["q"], own):
         yield f"delete: the filter does not name one row: {dict(removal['q'])!r}"
+
+
+def _replaced(replacement: Mapping[str, Any], own: tuple[Index, ...]) -> Iterator[str]:
+    """The one update that is sent in bulk: a whole row, unless a newer one is there (kernel.store.mongo_projection)."""
+    query, row = replacement["q"], replacement["u"]
+    yield from (f"update: option {option}" for option in replacement.keys() - {"q", "u", "upsert", "multi"})
+    yield from _filter(query)
+    if replacement.get("multi") or not _names_one_row(query, own):
+        yield f"update: the filter does not name one row: {dict(query)!r}"
+    if not isinstance(row, Mapping) or any(field.startswith("$") for field in row):
+        yield "update: something else than a whole row"
+    elif any(row.get(field) != clause["$eq"] for field, clause in query.items() if "$eq" in clause):
+        yield "update: the row is not the one that the filter names"
+
+
+def _groups(stages: list[Mapping[str, Any]]) -> Iterator[str]:
+    """Rows in groups, by columns alone: the words of one reading, in their order."""
+    if [list(stage) for stage in stages] != [["$match"], ["$group"], ["$sort"], ["$limit"]]:
+        yield f"aggregate: stages {[list(stage) for stage in stages]}"
+        return
+    yield from _filter(stages[0]["$match"])
+    group = stages[1]["$group"]
+    paths = [*group["_id"].values(), group["least"]["$min"]]
+    yield from (f"aggregate: {path!r} is no path" for path in paths if not str(path).startswith("$"))
+    if group.keys() != {"_id", "count", "least"} or group["count"] != {"$sum": 1}:
+        yield f"aggregate: $group with {sorted(group)}"
 
 
 def _names_one_row(query: Mapping[str, Any], own: tuple[Index, ...]) -> bool:

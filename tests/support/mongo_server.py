@@ -170,11 +170,12 @@ class MongoStores:
         timeout_ms: int = TIMEOUT_MS,
         prepare: bool = True,
         listeners: Sequence[Any] = (),
+        kind: type[MongoStore] = MongoStore,
     ) -> MongoStore:
         if tables is not None:
             self.allow_list.know(tables.values())
         name = database or self.fresh_name()
-        store = MongoStore(
+        store = kind(
             uri or self.server.uri,
             name,
             clock or SystemClock(),

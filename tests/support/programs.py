@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
+
+from tests.support.workers import hand_over, handed_over
 
 
 class Program(NamedTuple):
@@ -68,9 +70,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.stash[_LEFT_OUT] = {
         name: sum(name in names for names in left_out.values()) for name in PROGRAMS if name in without
     }
+    hand_over(config, "without", config.stash[_LEFT_OUT])
     if len(kept) < len(items):
         config.hook.pytest_deselected(items=[item for item in items if left_out[item]])
         items[:] = kept
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash[_LEFT_OUT] = handed_over(node, "without", {})
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

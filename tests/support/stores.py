@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kernel.clock import Clock, ManualClock, SystemClock
+from kernel.observe.tables import OBSERVE_TABLES
 from kernel.store.memory import MemoryStore
+from kernel.store.memory_projection import MemoryProjection
 from kernel.store.protocol import Store
 from kernel.store.sqlite import SqliteStore
+from kernel.store.sqlite_projection import SqliteProjection
 from kernel.store.tables import Table
 
 HOUR_MS = 3_600_000
@@ -41,6 +44,20 @@ def sqlite_store(
     chosen = "full" if durability == "full" else "normal"
     store = SqliteStore(folder / "store.db", clock or ManualClock(), durability=chosen, tables=tables)
     store.prepare()
+    return store
+
+
+def memory_projection(clock: Clock | None = None) -> MemoryProjection:
+    """An empty store of observations."""
+    return MemoryProjection(clock or ManualClock(), OBSERVE_TABLES)
+
+
+def sqlite_projection(folder: Path, clock: Clock | None = None, *, prepare: bool = True) -> SqliteProjection:
+    """A store of observations in `folder`. The caller closes it."""
+    path = folder / "observe.sqlite"
+    store = SqliteProjection(path, clock or ManualClock(), durability="normal", tables=OBSERVE_TABLES)
+    if prepare:
+        store.prepare()
     return store
 
 

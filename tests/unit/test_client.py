@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kernel.client import Client, lane_of
+from kernel.client import Client
 from kernel.clock import ManualClock
 from kernel.closing import Closing
 from kernel.config import Config
@@ -30,6 +30,7 @@ from kernel.errors import (
 )
 from kernel.ids import SeededIds
 from kernel.runtime import NoQueue, open_client
+from kernel.states import lane_of
 from kernel.store.conditional import Clear, Put, Transition
 from kernel.store.memory import MemoryStore
 from kernel.store.tables import INSTANCES

@@ -51,9 +51,34 @@ def test_flags_win_over_the_environment_over_the_file_over_the_defaults(toml: An
 
     config, origins = made.config, {name: origin.text for name, origin in made.origins.items()}
     assert (config.lease_s, config.poll_s, config.scan_s, config.slots, config.workers) == (60, 3, 7, 4, 2)
-    assert origins["lease_s"] == f"file {file}"
+    assert (origins["lease_s"], origins["namespace"]) == (f"file {file}:1", f"file {file}:4")
     assert (origins["poll_s"], origins["scan_s"], origins["workers"]) == ("env KERNEL_POLL_S", "flag", "default")
     assert set(origins) == set(Config.__struct_fields__)
+
+
+@pytest.mark.req("dc-config")
+def test_the_line_of_a_setting_is_found_in_any_correct_file(toml: Any) -> None:
+    file = toml(
+        "# workers = 9\n"
+        '"workers" = 3\n'
+        'mongodb_database = """\n'
+        "lease_s = 1\n"
+        '"""  # and not slots = 1\n'
+        "  lease_s = 60.0\n"
+        "lane_weights = [\n  8, 6,\n  4, 2,\n]\n"
+        "[limits.speech]\n"
+        "paused = true\n"
+    )
+    origins = loaded(file=file).origins
+
+    found = {name: origin.text for name, origin in origins.items() if origin.text != "default"}
+    assert found == {
+        "workers": f"file {file}:2",
+        "mongodb_database": f"file {file}:3",
+        "lease_s": f"file {file}:6",
+        "lane_weights": f"file {file}:7",
+        "limits": f"file {file}:11",
+    }
 
 
 def test_conventional_variables_are_heard_and_ours_win() -> None:
@@ -162,6 +187,50 @@ def test_a_file_that_is_missing_or_broken_is_told_in_one_line(toml: Any, tmp_pat
     (tmp_path / "latin.toml").write_bytes(b'namespace = "\xff"')
     with pytest.raises(InvalidConfig, match=r"latin\.toml"):
         loaded(file=tmp_path / "latin.toml")
+
+
+@pytest.mark.req("dc-config")
+def test_a_folder_of_the_files_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load(environ={}).config == Config()
+
+    (tmp_path / "kernel.toml").mkdir()
+
+    with pytest.raises(InvalidConfig, match=r"config file kernel\.toml: Is a directory"):
+        load(environ={})
+
+
+@pytest.mark.req("dc-config")
+@pytest.mark.parametrize("raw", ["1e3", "1e1", "2.0", "two"])
+def test_a_number_that_is_not_written_as_a_whole_one_is_told_so(raw: str) -> None:
+    with pytest.raises(
+        InvalidConfig, match=rf"workers \(env KERNEL_WORKERS\): a whole number is expected, got '{raw}'"
+    ):
+        loaded(environ={"KERNEL_WORKERS": raw})
+
+
+@pytest.mark.case("A83")
+@pytest.mark.parametrize(
+    ("line", "is_secret"),
+    [
+        ('redis_url = "redis://:canary@h/0"', True),
+        ('mongodb_uri = "mongodb://u:canary@h/"', True),
+        ('observe_mongodb_uri = "mongodb://h/?tlsCertificateKeyFilePassword=canary"', True),
+        ('redis_url = "redis://h/0"', False),
+        ('namespace = "plain"', False),
+    ],
+)
+@pytest.mark.parametrize("mode", [0o600, 0o400, 0o640, 0o604, 0o644])
+def test_a_file_with_a_password_is_its_owners_alone(toml: Any, line: str, is_secret: bool, mode: int) -> None:
+    file = toml(f"# first\n{line}\n")
+    file.chmod(mode)
+
+    if is_secret and mode & 0o077:
+        with pytest.raises(InvalidConfig, match=r"kernel\.toml:2\): .* chmod 600 .*kernel\.toml") as refused:
+            loaded(file=file)
+        assert "canary" not in str(refused.value)
+    else:
+        assert loaded(file=file).origins[line.partition(" ")[0]].text.endswith("kernel.toml:2")
 
 
 def test_limits_come_from_the_file_by_resource(toml: Any) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kernel.observe.tables import OBSERVE_TABLES, SNAPSHOTS
 from kernel.store.tables import INSTANCES, TABLES
 from tests.support.mongo_allowlist import indexes_by_collection, refusals
 
@@ -110,6 +111,33 @@ def test_other_commands_and_options_are_refused() -> None:
         "createIndexes: option sparse",
         "createIndexes: partial filter a: {'$gt': 1}",
     ]
+
+
+def test_whole_rows_and_groups_are_for_observations_alone() -> None:
+    own = indexes_by_collection(OBSERVE_TABLES.values())
+
+    def kept(table: str = SNAPSHOTS, row: Any = None, **changes: Any) -> list[str]:
+        query = {"biz_key": {"$eq": "job"}, "revision": {"$lte": 7, "$not": {"$type": "array"}}}
+        row = {"biz_key": "job", "revision": 7} if row is None else row
+        update = {"q": query, "u": row, "upsert": True, "multi": False} | changes
+        return list(refusals("update", {"update": table, "updates": [update], "writeConcern": PROMISED}, own))
+
+    def groups(table: str = SNAPSHOTS, *, count: Any = 1, by: str = "$type", last: str = "$limit") -> list[str]:
+        group = {"_id": {"c0": by}, "count": {"$sum": count}, "least": {"$min": "$waiting_since"}}
+        stages = [{"$match": {}}, {"$group": group}, {"$sort": {"count": -1, "_id": 1}}, {last: 9}]
+        return list(refusals("aggregate", {"aggregate": table, "pipeline": stages, "cursor": {}}, own))
+
+    assert (kept(), groups()) == ([], [])
+    assert kept(INSTANCES) == ["command update"]
+    assert groups(INSTANCES) == ["command aggregate"]
+    assert kept(row={"$set": {"biz_key": "job"}}) == ["update: something else than a whole row"]
+    assert kept(row={"biz_key": "other"}) == ["update: the row is not the one that the filter names"]
+    assert any("does not name one row" in line for line in kept(multi=True))
+    assert any("does not name one row" in line for line in kept(q={"revision": {"$lte": 7}}))
+    assert kept(hint="x") == ["update: option hint"]
+    assert groups(count=2) == ["aggregate: $group with ['_id', 'count', 'least']"]
+    assert groups(by="type") == ["aggregate: 'type' is no path"]
+    assert groups(last="$out") == ["aggregate: stages [['$match'], ['$group'], ['$sort'], ['$out']]"]
 
 
 def test_a_removal_names_one_row_and_takes_one() -> None:

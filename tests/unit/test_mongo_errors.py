@@ -140,5 +140,5 @@ def test_messages_name_the_hosts_of_the_uri_and_no_credentials(uri: str, hosts: 
 def test_a_uri_is_checked_without_opening_a_connection() -> None:
     before = threading.active_count()
     store = MongoStore("mongodb://127.0.0.1:1/", "kernel", ManualClock())
-    assert threading.active_count() == before, "the driver's monitors are running"
+    assert threading.active_count() <= before, "the driver's monitors are running"
     store.close()

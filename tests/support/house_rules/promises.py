@@ -13,6 +13,8 @@ from tests.support.requirements_index import read_requirements
 _LETTERED = re.compile(r"[asldb]-?\d+")
 _KEY = re.compile(r"[a-z][a-z0-9-]*")
 _CASE = re.compile(r"A(0[1-9]|[1-8]\d|90)")
+_BOUND = re.compile(r"L([1-9]|1[0-2])|[a-z0-9 ]+")
+_BOUNDS = tuple(f"L{number}" for number in range(1, 13))
 _CHECK = re.compile(r"raises|warns|assert|expect|check|wait_until|stays|verify|must")
 # Written in two halves so that this file does not find itself.
 _LEFT_FOR_LATER = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X|HA" r"CK)\b|NotImplemented" r"Error")
@@ -30,6 +32,36 @@ def case_marks(checkout: Checkout) -> Iterator[Finding]:
     """`case` names public fault cases, A01 to A90."""
     for source in checkout.proofs:
         yield from _marks(source, "case", (), _CASE, "a case from A01 to A90")
+
+
+def bound_marks(checkout: Checkout) -> Iterator[Finding]:
+    """`bound` names bounds of the specification, L1 to L12, or says in small letters what else is measured."""
+    for source in checkout.proofs:
+        yield from _marks(source, "bound", (), _BOUND, "a bound from L1 to L12")
+
+
+def bounds_measured(checkout: Checkout) -> Iterator[Finding]:
+    """Each bound is measured: by a test that bears its mark, alone or through its file, and takes a `figure`."""
+    measured = {bound for source in checkout.proofs for bound in _measured_in(source)}
+    for bound in _BOUNDS:
+        if bound not in measured:
+            yield Finding("tests", 1, f"no test measures {bound}", f"mark one bound({bound!r}) that takes a figure")
+
+
+def _measured_in(source: Source) -> Iterator[str]:
+    of_file = [node.value for node in source.tree.body if isinstance(node, ast.Assign) and _is_pytestmark(node)]
+    for node in source.nodes:
+        if not isinstance(node, ast.FunctionDef) or not node.name.startswith("test"):
+            continue
+        if "figure" not in {argument.arg for argument in node.args.args}:
+            continue
+        for mark in (inner for place in (*of_file, *node.decorator_list) for inner in ast.walk(place)):
+            if isinstance(mark, ast.Call) and ast.unparse(mark.func).endswith("mark.bound"):
+                yield from (str(word.value) for word in mark.args if isinstance(word, ast.Constant))
+
+
+def _is_pytestmark(assignment: ast.Assign) -> bool:
+    return ast.unparse(assignment.targets[0]) == "pytestmark"
 
 
 def _marks(source: Source, mark: str, known: Collection[str], form: re.Pattern[str], what: str) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""`kernel-supervisor workflow show`: how far a workflow is, for people."""
+"""`kernel-supervisor workflow record`: what a step has remembered, for the author of its activity."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def rig(tmp_path: Path) -> Iterator[LiveRig]:
     store.close()
 
 
-def shown(folder: Path, *arguments: str) -> str:
-    command = [sys.executable, "-m", "supervisor", "workflow", "show", *arguments, "--data-dir", str(folder)]
+def recorded(folder: Path, *arguments: str) -> str:
+    command = [sys.executable, "-m", "supervisor", "workflow", "record", *arguments, "--data-dir", str(folder)]
     environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
     done = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -42,7 +42,7 @@ def shown(folder: Path, *arguments: str) -> str:
 
 
 def test_a_fan_out_that_can_not_read_its_list_shows_why_and_how_far_it_is(rig: LiveRig, tmp_path: Path) -> None:
-    """The second page is broken; `now` alone would say that it waits for its time."""
+    """The second page is broken; `workflow show` alone would say that it sleeps."""
 
     def read_page(ctx: Context, cursor: Any, limit: int) -> Page:
         return Page(next_cursor=10) if cursor is None else ctx.input.identities["typo"]
@@ -52,10 +52,10 @@ def test_a_fan_out_that_can_not_read_its_list_shows_why_and_how_far_it_is(rig: L
     key = start_fan_out(rig.client, fan_out, FanOutEvent(event_id="e", signal_type="ready", wait_key="k"))
     wait_until(lambda: rig.instance(key).status == "waiting", "the second page has been tried")
 
-    (line,) = [line for line in shown(tmp_path, key).splitlines() if line.startswith("    checkpoint ")]
+    (line,) = [line for line in recorded(tmp_path, key).splitlines() if line.startswith("    checkpoint  ")]
     for part in ('"cursor": 10', '"fault": "KeyError: \'typo\'"', '"page_tries": '):
         assert part in line
-    (step,) = json.loads(shown(tmp_path, key, "--json"))["steps"]
+    (step,) = json.loads(recorded(tmp_path, key, "--json"))["steps"]
     assert step["checkpoint"]["tally"]["pages"] == 1
 
 
@@ -65,6 +65,6 @@ def test_a_long_checkpoint_is_cut_and_the_json_has_all_of_it(rig: LiveRig, tmp_p
     key = start_fan_out(rig.client, fan_out, FanOutEvent(event_id="e", signal_type="ready", wait_key="k"))
     wait_until(lambda: rig.instance(key).status == "waiting", "the second page has been tried")
 
-    (line,) = [line for line in shown(tmp_path, key).splitlines() if line.startswith("    checkpoint ")]
+    (line,) = [line for line in recorded(tmp_path, key).splitlines() if line.startswith("    checkpoint  ")]
     assert len(line) < 500 and line.endswith("…")
-    assert json.loads(shown(tmp_path, key, "--json"))["steps"][0]["checkpoint"]["cursor"] == "é" * 500
+    assert json.loads(recorded(tmp_path, key, "--json"))["steps"][0]["checkpoint"]["cursor"] == "é" * 500

@@ -1,0 +1,118 @@
+"""Looking at the stores of a configuration without a write, for `doctor`. What is opened here is closed here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from kernel.clock import Clock
+from kernel.config import Config
+from kernel.coordination.endpoint import parse_redis_url
+from kernel.coordination.facts import RedisFacts, examine
+from kernel.coordination.scripts import ScriptRunner
+from kernel.runtime.opening import STORE_FILE
+from kernel.store.conditional import AtMost, Exists, Missing
+from kernel.store.facts import StoreFacts
+from kernel.store.mongo import MongoStore
+from kernel.store.protocol import Query, Store
+from kernel.store.sqlite import SqliteStore
+from kernel.store.tables import DEFINITIONS, INSTANCES, TABLES, Table
+
+ROWS_MAX = 1_000
+"""So many rows of a kind are counted at most."""
+_LIVE_PERIODS = 3
+_REDIS_LIMIT_S = 2.0
+
+
+class Rows(msgspec.Struct, frozen=True, kw_only=True):
+    """What waits for somebody's help, each up to ROWS_MAX."""
+
+    parked: int
+    deferred: Mapping[str, int]
+    """`type@fingerprint` that no live worker has → workflows that wait for it."""
+    live: tuple[str, ...]
+    """The versions that some worker has reported within `live_ms`, three scan periods; it may be dead since."""
+    live_ms: int
+    due: int
+    """What a worker could take now."""
+    due_ms: int
+    """Since when the oldest of it is due, in ms."""
+
+
+class Examined(msgspec.Struct, frozen=True, kw_only=True):
+    """One store: its facts, its clock minus this machine's in ms, and its rows where those were asked for."""
+
+    facts: StoreFacts
+    ahead_ms: int
+    rows: Rows | None = None
+
+
+def examine_store(
+    config: Config,
+    data_dir: Path,
+    clock: Clock,
+    *,
+    file: str = STORE_FILE,
+    mongodb_uri: str | None = None,
+    tables: Mapping[str, Table] = TABLES,
+) -> Examined | None:
+    """The durable store, or another one with `tables`; None for a file that no start has made yet.
+
+    Raises StoreUnavailable, SchemaMismatch or InvalidConfig. A store whose tables are all there is asked for its rows.
+    """
+    uri = mongodb_uri if mongodb_uri is not None else config.mongodb_uri
+    lease_ms = round(config.lease_s * 1000)
+    store: MongoStore | SqliteStore
+    if uri is not None:
+        store = MongoStore(uri, config.mongodb_database, clock, timeout_ms=max(100, lease_ms // 6), tables=tables)
+    elif (data_dir / file).is_file():
+        store = SqliteStore(data_dir / file, clock, durability=config.durability, lease_ms=lease_ms, tables=tables)
+    else:
+        return None
+    try:
+        facts = store.examine()
+        ahead_ms = store.now_ms() - clock.wall_ms()
+        has_rows = INSTANCES in tables and not facts.lacking
+        return Examined(facts=facts, ahead_ms=ahead_ms, rows=_rows(store, config) if has_rows else None)
+    finally:
+        store.close()
+
+
+def examine_redis(config: Config, redis_url: str, clock: Clock) -> tuple[RedisFacts, int]:
+    """The server's facts, and its clock minus this machine's in ms. Raises CoordinationUnavailable or InvalidConfig."""
+    runner = ScriptRunner(parse_redis_url(redis_url).connection, clock, call_timeout_s=_REDIS_LIMIT_S)
+    try:
+        facts = examine(runner)
+        return facts, facts.time_ms - clock.wall_ms()
+    finally:
+        runner.close()
+
+
+def _rows(store: Store, config: Config) -> Rows:
+    deferred: dict[str, int] = {}
+    for (key,) in _page(store, INSTANCES, "definition_key", "deferred"):
+        deferred[key] = deferred.get(key, 0) + 1
+    now_ms = store.now_ms()
+    live_ms = round(config.scan_s * 1000) * _LIVE_PERIODS
+    seen = store.scan(
+        Query(table=DEFINITIONS, guards=(), order="seen_time", columns=("definition_key", "seen_time"), limit=ROWS_MAX)
+    )
+    waits = (AtMost("claimable_time", now_ms), Missing("parked"))
+    due = store.scan(
+        Query(table=INSTANCES, guards=waits, order="claimable_time", columns=("claimable_time",), limit=ROWS_MAX)
+    )
+    return Rows(
+        parked=len(_page(store, INSTANCES, "created_time", "parked")),
+        deferred=deferred,
+        live=tuple(sorted(key for key, seen_time in seen if seen_time >= now_ms - live_ms)),
+        live_ms=live_ms,
+        due=len(due),
+        due_ms=now_ms - due[0][0] if due else 0,
+    )
+
+
+def _page(store: Store, table: str, order: str, present: str) -> list[tuple[str]]:
+    query = Query(table=table, guards=(Exists(present),), order=order, columns=(order,), limit=ROWS_MAX)
+    return [(str(value),) for (value,) in store.scan(query)]

@@ -1,0 +1,237 @@
+"""`workflow show | watch | attempts`: one workflow on one screen, its changes as they come, every attempt of its steps.
+
+Show and watch read the snapshot alone; only the diagnosis of a step reads attempts (obs-snapshot-use).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import click
+import msgspec
+
+from kernel.clock import SystemClock
+from kernel.config import Config
+from kernel.coordination.permits import Permits
+from kernel.dispatch import DispatchSource
+from kernel.ids import check_name
+from kernel.observe.views import Attempt, Snapshot
+from kernel.runtime import embedded_redis_url, load_app, open_permits, open_store
+from kernel.states import TERMINAL
+from supervisor.ops_dispatch import open_dispatch_sources
+from supervisor.ops_now import Holder, reading
+from supervisor.ops_page import attempt_line, page, unknown_line
+from supervisor.ops_shell import (
+    begin_again,
+    clock_text,
+    data_folder,
+    is_ascii_only,
+    pause,
+    say,
+    say_json,
+    shell_command,
+    store_command,
+    visible,
+)
+from supervisor.ops_snapshots import Snapshots, snapshots
+from supervisor.ops_surroundings import Surroundings, look_around
+from supervisor.ops_timeline import as_of
+from supervisor.ops_workers import Workers
+
+WATCH_S = 1.0
+FOLLOW_S = 0.5
+ATTEMPTS_SHOWN = 100
+
+
+@click.command()
+@click.argument("name", metavar="WORKFLOW_ID|BIZ_KEY")
+@click.option("--watch", is_flag=True, help="Again every second, until interrupted or until it ends.")
+@shell_command
+def show(name: str, watch: bool, app: str | None, data_dir: str | None, config_file: str | None, as_json: bool) -> None:
+    """What one workflow waits for, and its timeline, errors, signals and chain of identities."""
+    with snapshots(data_dir, config_file, app) as desk, ExitStack() as until:
+        seen = found(desk, name)
+        look = _looker(desk.config, until, watched=watch)
+        while True:
+            if watch and not as_json:
+                begin_again()
+            holder = Workers(desk.config).holder(seen)
+            _say(seen, look(seen), desk.now_ms(), holder, as_json=as_json)
+            sys.stdout.flush()
+            if not watch or seen.status in TERMINAL:
+                return
+            pause(WATCH_S)
+            seen = found(desk, name)
+
+
+@click.command()
+@click.argument("name", metavar="WORKFLOW_ID|BIZ_KEY")
+@store_command
+def watch(name: str, data_dir: str | None, config_file: str | None, as_json: bool) -> None:
+    """Follow one: a line for each change until it ends; with --json one JSON object a line."""
+    with snapshots(data_dir, config_file) as desk:
+        revision = -1
+        while True:
+            seen = found(desk, name)
+            if seen.revision != revision:
+                revision = seen.revision
+                _say_change(seen, as_json=as_json)
+                sys.stdout.flush()
+            if seen.status in TERMINAL:
+                return
+            pause(FOLLOW_S)
+
+
+@click.command()
+@click.argument("name", metavar="WORKFLOW_ID|BIZ_KEY")
+@click.argument("step", required=False)
+@click.option("--limit", type=click.IntRange(1, ATTEMPTS_SHOWN), default=ATTEMPTS_SHOWN, help="Rows of a page.")
+@click.option("--after", metavar="TOKEN", help="The page after the one that named this token.")
+@store_command
+def attempts(
+    name: str,
+    step: str | None,
+    limit: int,
+    after: str | None,
+    data_dir: str | None,
+    config_file: str | None,
+    as_json: bool,
+) -> None:
+    """Every attempt of its steps, or of one STEP, the oldest first: worker, times, outcome, error."""
+    if step is not None:
+        check_name(step, "STEP")
+    with snapshots(data_dir, config_file) as desk:
+        seen = found(desk, name)
+        if step is not None and step not in [one.name for one in seen.steps]:
+            known = ", ".join(one.name for one in seen.steps)
+            raise click.UsageError(visible(f"{seen.workflow_id} has no step {step}; it has {known}"))
+        rows = desk.read.attempts(seen.biz_key, step=step, after=after, limit=limit)
+        # With the last page: what is on no page is known only then.
+        gaps = [] if rows.next is not None else unknown_attempts(seen, step, _every(desk, seen.biz_key, step))
+        now_ms = desk.now_ms()
+    if as_json:
+        told = [msgspec.to_builtins(row) for row in rows.rows]
+        unknown = [{"workflow_run": run, "step": name, "attempt": number} for run, name, number in gaps]
+        say_json({"v": 1, "workflow_id": seen.workflow_id, "attempts": told, "unknown": unknown, "next": rows.next})
+        return
+    for row in rows.rows:
+        click.echo(attempt_line(row, now_ms))
+    for gap in gaps:
+        click.echo(unknown_line(*gap))
+    if rows.next is not None:
+        click.echo(f"more: --after {rows.next}", err=True)
+    if not rows.rows and not gaps:
+        click.echo("no attempt of it is known", err=True)
+
+
+def _every(desk: Snapshots, biz_key: str, step: str | None) -> Iterator[Attempt]:
+    """All attempts that are known, page by page."""
+    after = None
+    while True:
+        page = desk.read.attempts(biz_key, step=step, after=after, limit=ATTEMPTS_SHOWN)
+        yield from page.rows
+        after = page.next
+        if after is None:
+            return
+
+
+def unknown_attempts(seen: Snapshot, step: str | None, known: Iterable[Attempt]) -> list[tuple[int, str, int]]:
+    """Run, step and number of each attempt that the snapshot counts and `known` has not. A step that was completed
+    before the present run was worked at in an earlier one, whose rows stand for it."""
+    rows = {(row.workflow_run, row.step, row.attempt) for row in known}
+    earlier = {(name, number) for _, name, number in rows}
+    gaps = []
+    for one in seen.steps:
+        if step is not None and one.name != step:
+            continue
+        kept = one.finish_time is not None and one.finish_time < seen.run_time
+        for number in range(1, one.attempt + 1):
+            there = (one.name, number) in earlier if kept else (seen.workflow_run, one.name, number) in rows
+            if not there:
+                gaps.append((seen.workflow_run, one.name, number))
+    return gaps
+
+
+def found(desk: Snapshots, name: str) -> Snapshot:
+    """The snapshot of an id or key; else one line that says what may be done."""
+    seen = desk.find(name)
+    if seen is None:
+        raise click.ClickException(
+            visible(
+                f"nothing is known of {name}: it does not exist, has been forgotten, or was not observed; "
+                f"`kernel-supervisor workflow repair {name}` looks it up in the durable store{desk.why_nothing()}"
+            )
+        )
+    return seen
+
+
+def _looker(config: Config, until: ExitStack, *, watched: bool) -> Callable[[Snapshot], Surroundings]:
+    """A way to look around, with what it needs opened once and closed when `until` ends."""
+    folder, clock = data_folder(config), SystemClock()
+    store = open_store(config, folder, clock, prepare=False)
+    until.callback(store.close)
+    opened = open_permits(config, config.redis_url or embedded_redis_url(folder), clock)
+    permits: Permits | None = None
+    if opened is not None:
+        permits = opened[0]
+        until.callback(opened[1].close)
+    kept: list[Sequence[DispatchSource]] = []
+
+    def sources() -> Sequence[DispatchSource]:
+        if not kept:
+            kept.append(open_dispatch_sources(config, load_app(config.app), until))
+        return kept[0]
+
+    return lambda seen: look_around(seen, store, None if config.app is None else sources, permits)
+
+
+def _say(seen: Snapshot, around: Surroundings, now_ms: int, holder: Holder, *, as_json: bool) -> None:
+    if as_json:
+        say_json(as_builtins(seen, around, now_ms, holder))
+        return
+    for line in page(seen, around, now_ms, plain=is_ascii_only(), holder=holder):
+        say(line)
+
+
+def as_builtins(seen: Snapshot, around: Surroundings, now_ms: int, holder: Holder = "unknown") -> dict[str, Any]:
+    """The snapshot with what stands on its screen: `now` is the sentence, `as_of` where time went until now."""
+    shown = as_of(seen, now_ms)
+    split = {"total": msgspec.to_builtins(shown.split)}
+    split |= {step.name: msgspec.to_builtins(step.split) for step in shown.steps}
+    return {
+        **msgspec.to_builtins(seen),
+        "v": 1,
+        "now_ms": now_ms,
+        "now": msgspec.to_builtins(reading(seen, now_ms, holder)),
+        "as_of": split,
+        **msgspec.to_builtins(around),
+    }
+
+
+def _say_change(seen: Snapshot, *, as_json: bool) -> None:
+    """What is new, as of the moment of the change."""
+    now = reading(seen, seen.updated_time)
+    if as_json:
+        steps = {step.name: {"status": step.status, "attempt": step.attempt} for step in seen.steps}
+        say_json(
+            {
+                "v": 1,
+                "workflow_id": seen.workflow_id,
+                "revision": seen.revision,
+                "updated_time": seen.updated_time,
+                "status": seen.status,
+                "now": msgspec.to_builtins(now),
+                "steps": steps,
+            }
+        )
+        return
+    done = "".join(f"  {step}" for step in _steps(seen))
+    click.echo(visible(f"{clock_text(seen.updated_time)}  {seen.status}{done}  {now.sentence}"))
+
+
+def _steps(seen: Snapshot) -> Iterator[str]:
+    ended = [step for step in seen.steps if step.finish_time is not None]
+    yield f"{len(ended)}/{len(seen.steps)} steps"

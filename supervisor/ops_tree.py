@@ -1,0 +1,72 @@
+"""The tree of a data folder as one look finds it: running, silent, left behind by a kill, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kernel.config import Config
+from supervisor.control_client import ControlClient, NoSupervisor
+from supervisor.ops_lane_verdict import Crew, crew_of
+from supervisor.run_dir import read_run_file
+
+
+class Tree(msgspec.Struct, frozen=True, kw_only=True):
+    """What a supervisor says of itself (`status`), or why there is no such answer."""
+
+    folder: str
+    status: Mapping[str, Any] | None = None
+    is_silent: bool = False
+    """There is a supervisor, and it does not answer."""
+    dead_pid: int | None = None
+    """One that was killed has left its files."""
+
+    @property
+    def is_there(self) -> bool:
+        return self.status is not None or self.is_silent
+
+    @property
+    def is_draining(self) -> bool:
+        return self._crew is not None and self._crew.draining
+
+    @property
+    def workers(self) -> int:
+        """So many can take work, from the lanes or from the store."""
+        crew = self._crew
+        return 0 if crew is None or crew.draining else crew.able
+
+    @property
+    def unable(self) -> tuple[str, ...]:
+        """Why each worker that can take nothing can not."""
+        return () if self._crew is None else self._crew.unable
+
+    @property
+    def redis_pid(self) -> int | None:
+        """The process of the embedded Redis."""
+        children = [] if self.status is None else self.status["children"]
+        return next((child["pid"] for child in children if child["kind"] == "embedded"), None)
+
+    @property
+    def _crew(self) -> Crew | None:
+        if self.status is None:
+            return None
+        # Without Redis a worker takes work from the store: that is slow, and no reason to say that nobody does.
+        children = [{**child, "x_redis": None} for child in self.status["children"]]
+        return crew_of({**self.status, "children": children})
+
+
+def look(config: Config) -> Tree:
+    """Ask the supervisor of the data folder. Raises OSError where the folder can not be looked into."""
+    folder = config.data_dir
+    try:
+        with ControlClient(folder) as client:
+            return Tree(folder=folder, status=client.request("status"))
+    except TimeoutError:
+        return Tree(folder=folder, is_silent=True)
+    except NoSupervisor:
+        absolute = Path(folder).absolute()
+        left = read_run_file(absolute)
+        return Tree(folder=str(absolute), dead_pid=None if left is None else left.pid)
