@@ -140,12 +140,13 @@ class Permits:
             if handed < HANDED_MAX:
                 return total
 
-    def deferred(self, resource: str, workflow_id: str, step: str, *, lane: int) -> bool:
+    def deferred(self, resource: str, workflow_id: str, step: str, *, lane: int, in_line: bool) -> bool:
         """To be called when the deferral of a refused step is committed: if a place was handed to it in between, its
-        id is pushed once more, now that it can be claimed. True when that was so."""
+        id is pushed once more, now that it can be claimed. So it is when the step must be `in_line` and Redis knows
+        nothing of it, because it was emptied in between (prm-wake-lost). True when it was pushed."""
         bound = self._script("permit_deferred", resource)
         pair = Owner(workflow_id, step, "-").pair
-        return bool(self._runner.call(bound, pair, _checked_lane(lane), self._channel))
+        return bool(self._runner.call(bound, pair, _checked_lane(lane), self._channel, int(in_line)))
 
     def stats(
         self, resource: str, *, pair: tuple[str, str] | None = None, holders_max: int = HOLDERS_SHOWN

@@ -82,11 +82,12 @@ class ClaimPermits:
                 self._desk.give_back(permit)
         self._handed = self._whole = None
 
-    def told(self, instance: Instance) -> None:
+    def told(self, instance: Instance, now_ms: int) -> None:
         """The claim is given back, and whoever waits in line may be claimed from now on. A place that was handed over
         while the claim was held woke somebody who could do nothing: the id is pushed once more."""
+        lane, rests_ms = instance.business_priority, (instance.claimable_time or 0) - now_ms
         for resource, step in waiting(instance, self._definition):
-            self._desk.deferred(resource, instance.workflow_id, step, lane=instance.business_priority)
+            self._desk.deferred(resource, instance.workflow_id, step, lane=lane, rests_ms=rests_ms)
 
     def _take_handed(self, resource: str, name: str) -> Permit | None:
         handed = self._handed

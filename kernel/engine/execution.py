@@ -343,7 +343,7 @@ class Execution:
             self._s.note("workflow.waiting", instance=committed)
         # Nobody is woken for the end of a wait for a permit: a place that becomes free wakes somebody itself.
         self._s.enqueue([committed], wake=committed.permit_wait is None)
-        self._permits.told(committed)
+        self._permits.told(committed, self._s.store.now_ms())
         self._s.inbox.recheck(committed)
         return False
 

@@ -164,14 +164,24 @@ class PermitDesk:
     def _away(self, resource: str, waits: int) -> Denied:
         """Asked again at the latest after a scan period: nobody tells when Redis is back."""
         self._count("permit_waits")
-        delay_ms = min(_AWAY_FIRST_MS << min(waits, 16), max(self._settings.scan_ms, _AWAY_FIRST_MS))
+        delay_ms = min(_AWAY_FIRST_MS << min(waits, 16), self._silence_ms())
         return Denied(resource, "unavailable", delay_ms + round(self._fraction() * delay_ms / 10), False)
 
-    def deferred(self, resource: str, workflow_id: str, step: str, *, lane: int) -> None:
-        """The deferral of a refused step is committed. Best effort: without it a place that was handed over in between
-        passes on after 2 s."""
+    def _silence_ms(self) -> int:
+        """The longest delay, but for jitter of a tenth, of somebody for whom Redis or the store was silent."""
+        return max(self._settings.scan_ms, _AWAY_FIRST_MS)
+
+    def deferred(self, resource: str, workflow_id: str, step: str, *, lane: int, rests_ms: int) -> None:
+        """The deferral of a refused step is committed, which rests for so long if nothing happens. Best effort:
+        without it a place that was handed over in between passes on after 2 s.
+
+        Who rests for longer than anybody does for whom no place in the line could be had counts on the line. If Redis
+        was emptied between the refusal and the commit, that place is gone, and `ask_again` has not seen the row: it was
+        claimed then. So whoever is not in the line any more asks again at once.
+        """
+        in_line = rests_ms > self._silence_ms() * 11 // 10
         try:
-            self._asking.deferred(resource, workflow_id, step, lane=lane)
+            self._asking.deferred(resource, workflow_id, step, lane=lane, in_line=in_line)
         except KernelError as error:
             log.debug("a deferral could not be told: %s", error)
 

@@ -79,7 +79,7 @@ class NoPermits:
     def sweep(self, resource: str, limit: Limit) -> int:
         raise CoordinationUnavailable("no Redis is configured")
 
-    def deferred(self, resource: str, workflow_id: str, step: str, *, lane: int) -> bool:
+    def deferred(self, resource: str, workflow_id: str, step: str, *, lane: int, in_line: bool) -> bool:
         raise CoordinationUnavailable("no Redis is configured")
 
 

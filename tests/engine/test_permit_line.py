@@ -15,6 +15,7 @@ from tests.engine.flows import flow, step
 from tests.engine.occupied import Occupied
 from tests.engine.test_permits import asked, waits
 from tests.support.engine_rig import LiveRig, RigWorker, SteppedRig
+from tests.support.engine_store import Write
 from tests.support.wait import wait_until
 
 
@@ -89,6 +90,30 @@ def test_after_a_wipe_who_waits_does_not_rest_until_its_time(rig: SteppedRig) ->
     rig.finish(*ids)
     assert rig.clock.wall_ms() - wiped_ms <= 10_000
     assert hits(worker)["defer_for_permit"] == 3
+
+
+@pytest.mark.req("prm-wake-lost", "flt-redis-flush")
+def test_after_a_wipe_between_refusal_and_commit_it_does_not_rest_until_its_time(rig: SteppedRig) -> None:
+    """Its row said nothing of a wait yet when those that wait were queued again, and the line has forgotten it."""
+    Occupied(rig, "printer")
+    definition = flow(rig, step(rig, "a", resource="printer"))
+    refused = rig.worker(definition, permit_wait_ms=600_000)
+    wiped_ms: list[int] = []
+
+    def wipe_before_the_deferral(write: Write) -> None:
+        if "defer_for_permit" in write.names and not wiped_ms:
+            rig.permits.wipe()
+            refused.scheduler.schedule_runnable_workflows()  # on the worker's own thread, beside the claim's
+            wiped_ms.append(rig.clock.wall_ms())
+
+    refused.store.fault_of = wipe_before_the_deferral
+    workflow_id = rig.start(definition)
+    rig.run(lambda: bool(wiped_ms), "Redis is wiped", refused)
+    row = waits(rig, workflow_id)
+    rig.finish(workflow_id)
+
+    assert row.claimable_time is not None
+    assert rig.clock.wall_ms() - wiped_ms[0] <= 2 * rig.settings.poll_ms < row.claimable_time - wiped_ms[0]
 
 
 @pytest.mark.req("prm-raise", "prm-pause", "prm-zero")

@@ -35,8 +35,8 @@ class ArmedPermits:
     def start(self, permit: Permit, limit: Limit) -> int:
         return int(self._inner.start(permit, limit))
 
-    def deferred(self, resource: str, workflow_id: str, step: str, *, lane: int) -> bool:
-        return self._hurt("deferred", workflow_id, lambda: self._inner.deferred(resource, workflow_id, step, lane=lane))
+    def deferred(self, resource: str, workflow_id: str, step: str, **terms: Any) -> bool:
+        return self._hurt("deferred", workflow_id, lambda: self._inner.deferred(resource, workflow_id, step, **terms))
 
     def renew(self, permits: Sequence[Permit]) -> list[Renewal]:
         return self._hurt("permit_renew", permits[0].owner.workflow_id, lambda: self._inner.renew(permits))

@@ -61,8 +61,8 @@ class RawPermits:
         reply = self.call("permit_release", channel, limits[0], limits[1], int(limits[2]), text, now)
         return list(divmod(reply, 100))
 
-    def deferred(self, pair: Pair, lane: int, now: int) -> int:
-        return int(self.call("permit_deferred", "\x1f".join(pair), lane, b"", now))
+    def deferred(self, pair: Pair, lane: int, now: int, in_line: bool = False) -> int:
+        return int(self.call("permit_deferred", "\x1f".join(pair), lane, b"", int(in_line), now))
 
     def stats(self, pair: Pair | None, now: int, *, holders_max: int = 0) -> list[Any]:
         return list(self.call("permit_stats", holders_max, "\x1f".join(pair) if pair else "", now))

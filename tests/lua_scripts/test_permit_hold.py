@@ -132,6 +132,8 @@ def test_one_call_frees_all_owners_of_a_dead_worker(permits: RawPermits) -> None
         ("permit_release", ("", "1", "0", "0", "a\x1fb\x1fc\x1e" * 101)),
         ("permit_deferred", ("a", "1", "")),
         ("permit_deferred", ("a\x1fb", "7", "")),
+        ("permit_deferred", ("a\x1fb", "1", "")),
+        ("permit_deferred", ("a\x1fb", "1", "", "2")),
         ("permit_stats", ("1001", "")),
         ("permit_stats", ("-1", "")),
     ],

@@ -285,6 +285,21 @@ def test_without_a_hand_over_a_committed_deferral_changes_nothing(permits: RawPe
     assert permits.ready(1) == {}
 
 
+@pytest.mark.req("prm-wake-lost", "flt-redis-flush")
+def test_who_has_lost_the_place_in_line_before_the_deferral_was_committed_asks_again_at_once(
+    permits: RawPermits,
+) -> None:
+    """Whoever filled the lanes after the wipe could not see that it waits: its claim was still held then."""
+    kept, lost = fill(permits, 2)
+    assert permits.deferred((kept, "print"), 1, START + 20, in_line=True) == 0
+
+    permits.target.client.flushall()
+    assert permits.deferred((lost, "print"), 1, START + 30, in_line=False) == 0, "it comes back soon by itself"
+    assert permits.deferred((lost, "print"), 1, START + 31, in_line=True) == 1
+
+    assert permits.ready(1) == {lost: START + 31}
+
+
 @pytest.mark.req("prm-release", "lane-one-lane", "lane-lower-ignored")
 def test_handing_over_keeps_an_id_in_one_lane_and_never_makes_it_later(permits: RawPermits) -> None:
     (name,) = fill(permits, 1, lane=2)

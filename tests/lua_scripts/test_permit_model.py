@@ -59,8 +59,8 @@ class Twins:
     def release(self, owners: list[Owner], limits: Limits) -> None:
         assert self.real.release(owners, limits, self.now) == self.model.release(owners, limits, self.now)
 
-    def deferred(self, pair: Pair, lane: int) -> None:
-        assert self.real.deferred(pair, lane, self.now) == self.model.deferred(pair, lane, self.now)
+    def deferred(self, pair: Pair, lane: int, in_line: bool) -> None:
+        assert self.real.deferred(pair, lane, self.now, in_line) == self.model.deferred(pair, lane, in_line, self.now)
 
     def stats(self, pair: Pair) -> None:
         got, expected = self.real.stats(pair, self.now), self.model.stats(pair, self.now)
@@ -111,7 +111,7 @@ def _play(twins: Twins, choose: random.Random, steps: int) -> None:
             case "start" if twins.granted:
                 twins.start(choose.choice(twins.granted)[0], limits)
             case "deferred":
-                twins.deferred(pair(), choose.choice((0, 1, 1, 2, 3)))
+                twins.deferred(pair(), choose.choice((0, 1, 1, 2, 3)), choose.random() < 0.5)
             case "stats":
                 twins.stats(pair())
             case "time":
@@ -175,9 +175,9 @@ class PermitMachine(RuleBasedStateMachine):
     def start(self, pair: Pair, token: str, limits: Limits) -> None:
         self.twins.start((*pair, token), limits)
 
-    @rule(pair=_pairs, lane=_lanes)
-    def deferred(self, pair: Pair, lane: int) -> None:
-        self.twins.deferred(pair, lane)
+    @rule(pair=_pairs, lane=_lanes, in_line=st.booleans())
+    def deferred(self, pair: Pair, lane: int, in_line: bool) -> None:
+        self.twins.deferred(pair, lane, in_line)
 
     @rule(ms=st.sampled_from((1, 15, 999, 2_000, 12_000, -1, -700)))
     def move_time(self, ms: int) -> None:

@@ -208,5 +208,5 @@ def test_a_sweep_hands_out_everything_that_is_free(valkey: RedisTarget) -> None:
     assert desk.sweep("printer", Limit(max_concurrency=41)) == 40
     assert desk.sweep("printer", Limit(max_concurrency=41)) == 0
     assert desk.stats("printer").reserved == 40
-    assert desk.deferred("printer", "wf-0", "print", lane=1) is True
-    assert desk.deferred("printer", "wf-49", "print", lane=1) is False
+    assert desk.deferred("printer", "wf-0", "print", lane=1, in_line=True) is True
+    assert desk.deferred("printer", "wf-49", "print", lane=1, in_line=True) is False

@@ -99,9 +99,9 @@ class MemoryPermits:
     def sweep(self, resource: str, limit: Limit) -> int:
         return int(self._call("sweep", resource, lambda model, now_ms: model.release([], _terms(limit), now_ms))[1])
 
-    def deferred(self, resource: str, workflow_id: str, step: str, *, lane: int) -> bool:
+    def deferred(self, resource: str, workflow_id: str, step: str, *, lane: int, in_line: bool) -> bool:
         pair = (workflow_id, step)
-        return bool(self._call("deferred", resource, lambda model, now_ms: model.deferred(pair, lane, now_ms)))
+        return bool(self._call("deferred", resource, lambda model, now_ms: model.deferred(pair, lane, in_line, now_ms)))
 
     def _call(self, what: str, resource: str, do: Callable[[PermitModel, int], list]) -> list:  # type: ignore[type-arg]
         if self.down:

@@ -95,9 +95,9 @@ class PermitModel:
             ask = wait * math.ceil(turn / (concurrency or 1))
         ask = min(ask, ASK_MAX_MS)
         self.line[pair].expiry = now + ask + LATE_MS
-        if paused:
-            self.reserved.pop(pair, None)
-        else:
+        if paused and mine:
+            del self.reserved[pair]
+        elif not paused:
             self._hand_over(now, limits, held=len(self.holders))
         self.lined = True
         return [0, reason.encode(), ask, turn]
@@ -141,8 +141,12 @@ class PermitModel:
             return [freed, 0]
         return [freed, self._hand_over(now, limits, held=len(self.holders))]
 
-    def deferred(self, pair: tuple[str, str], lane: int, now: int) -> int:
+    def deferred(self, pair: tuple[str, str], lane: int, in_line: bool, now: int) -> int:
         until = self.reserved.get(pair)
+        if until is None and in_line and pair not in self.line:
+            self._enqueue(pair[0], lane, now)
+            self.wakeups.append(now)
+            return 1
         if until is None or until <= now:
             return 0
         due = max(now, until - RESERVED_MS)
