@@ -135,17 +135,24 @@ def waiting(instance: Instance, definition: Definition) -> list[tuple[str, str]]
         return []
     if shown.step == WORKFLOW:
         return [(shown.resource, WORKFLOW)]
+    return [(resource, name) for resource, name, _ in _waiting_steps(instance, definition)]
+
+
+def _waiting_steps(instance: Instance, definition: Definition) -> Iterator[tuple[str, str, int]]:
+    """(resource, step, since when) of every step that was refused a place of its own resource."""
     resources = {step.name: step.resource for step in definition.steps}
-    steps = [step.name for step in instance.steps if step.traffic_since_time is not None]
-    return [(resource, name) for name in steps if (resource := resources.get(name)) is not None]
+    for step in instance.steps:
+        resource = resources.get(step.name)
+        if resource is not None and step.traffic_since_time is not None:
+            yield resource, step.name, step.traffic_since_time
 
 
 def next_wait(instance: Instance, index: int, definition: Definition) -> PermitWaitRecord | None:
-    """What the row shall say when step `index` waits no longer: another step that does."""
-    for resource, name in waiting(instance, definition):
-        since = None if name == WORKFLOW else instance.steps[instance.step_index(name)].traffic_since_time
-        if since is not None and name != instance.steps[index].name:
-            return PermitWaitRecord(resource=resource, step=name, since_time=since)
+    """What the row shall say when step `index` waits no longer: another step that does, also one that stood in line
+    before the workflow as a whole had to wait."""
+    for resource, name, since_ms in _waiting_steps(instance, definition):
+        if name != instance.steps[index].name:
+            return PermitWaitRecord(resource=resource, step=name, since_time=since_ms)
     return None
 
 

@@ -87,6 +87,7 @@ class DispatcherLoop:
         self._next_versions_ms = now_ms + self._s.settings.scan_ms
         deferred, _released = self._sweeps.defer_and_release(defer=now_ms >= self._may_defer_ms)
         self._count("deferred", deferred)
+        self._sweeps.permit_rows.queue_forgotten()
         self._s.permits.sweep()
         self._s.permits.pass_once()  # it holds none: what is owed of dead workers' places is released
 

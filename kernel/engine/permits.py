@@ -185,6 +185,11 @@ class PermitDesk:
         except KernelError as error:
             log.debug("a deferral could not be told: %s", error)
 
+    def missing(self, resource: str, pairs: list[tuple[str, str]]) -> list[bool]:
+        """For each pair of workflow_id and step whether it stands in no line. Raises CoordinationUnavailable or
+        CoordinationRejected."""
+        return self._renewing.missing(resource, pairs)
+
     # --- giving back -------------------------------------------------------------------------------------
 
     def give_back(self, permit: Permit) -> None:

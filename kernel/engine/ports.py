@@ -42,6 +42,8 @@ class Permits(Protocol):
 
     def deferred(self, resource: str, workflow_id: str, step: str, *, lane: int, in_line: bool) -> bool: ...
 
+    def missing(self, resource: str, pairs: Sequence[tuple[str, str]]) -> list[bool]: ...
+
 
 class DispatchCandidates(Protocol):
     """The disposable index of intents that are due, by source. Any call may raise CoordinationUnavailable or

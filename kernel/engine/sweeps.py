@@ -18,6 +18,7 @@ from kernel.engine.activation import activate_all_due
 from kernel.engine.claim_permits import owners_of
 from kernel.engine.commit import settled, settled_each
 from kernel.engine.inbox_sweep import InboxSweep
+from kernel.engine.permit_rows import PermitRows
 from kernel.engine.row_candidates import candidate_of
 from kernel.engine.services import Services
 from kernel.engine.takeover import poison_error, poison_reason
@@ -54,6 +55,7 @@ class Sweeps:
         self._s = services
         self._after: tuple[Any, str] | None = None
         self.inbox = InboxSweep(services)
+        self.permit_rows = PermitRows(services)
 
     def recover(self, every_ms: int) -> Swept:
         """Queue what is runnable or soon due, and activate due waits; at most `scan_pages` pages, then next time.
@@ -120,31 +122,6 @@ class Sweeps:
             if woken and not self._s.enqueue(woken):
                 swept.complete = False
             swept.queued += len(woken)
-
-    def ask_again(self) -> int:
-        """Queue everything that waits for a permit, now: Redis has forgotten who stands in line, and without this they
-        would rest until their time, 600 s at most. Who finds no place then rests as before; how many were queued."""
-        queued = 0
-        after: tuple[Any, str] | None = None
-        for _ in range(self._s.settings.scan_pages):
-            rows = self._s.store.scan(
-                Query(
-                    table=INSTANCES,
-                    guards=(Exists("permit_wait.resource"), Missing("claim_token"), Missing("parked")),
-                    order="permit_wait.resource",
-                    columns=("permit_wait.resource", "workflow_id", "business_priority"),
-                    limit=self._s.settings.scan_page,
-                    after=after,
-                )
-            )
-            now_ms = self._s.store.now_ms()
-            found = [candidate_of(workflow_id, lane, now_ms) for _, workflow_id, lane in rows]
-            self._s.enqueue_candidates([candidate for candidate in found if candidate is not None])
-            queued += len(rows)
-            if len(rows) < self._s.settings.scan_page:
-                break
-            after = (rows[-1][0], rows[-1][1])
-        return queued
 
     def _still_waiting(self, workflow_ids: list[str]) -> list[str]:
         query = Query(

@@ -161,6 +161,7 @@ class WorkerLoop:
             self._sweeps.touch_definitions()
             self._sweeps.release_own()
             swept = self._sweeps.recover(self._s.settings.scan_ms)
+            self._sweeps.permit_rows.queue_forgotten()
         except KernelError as error:
             # An empty queue is no answer now: this very round asks the store, and the next scan comes soon.
             log.warning("a sweep failed: %s", error)
@@ -173,6 +174,6 @@ class WorkerLoop:
 
     def _rebuild(self) -> None:
         """The queue was wiped: fill it from the store at once, and look again after the pass (DECISIONS detail 20)."""
-        queued = self._sweeps.recover(self._s.settings.scan_ms).queued + self._sweeps.ask_again()
+        queued = self._sweeps.recover(self._s.settings.scan_ms).queued + self._sweeps.permit_rows.queue_forgotten()
         if queued:
             log.info("the ready queue had lost its memory: %d candidates queued again", queued)

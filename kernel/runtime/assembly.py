@@ -82,6 +82,9 @@ class NoPermits:
     def deferred(self, resource: str, workflow_id: str, step: str, *, lane: int, in_line: bool) -> bool:
         raise CoordinationUnavailable("no Redis is configured")
 
+    def missing(self, resource: str, pairs: object) -> Any:
+        raise CoordinationUnavailable("no Redis is configured")
+
 
 class Engine:
     """One process's engine, assembled and not yet running."""

@@ -73,6 +73,7 @@ TABLES: dict[str, Table] = {
                 "parked",
                 "deferred",
                 "permit_wait.resource",
+                "permit_wait.step",
             ),
             indexes=(
                 # Permanent and not partial: one biz_key is one instance for ever (id-biz-key).
@@ -84,7 +85,7 @@ TABLES: dict[str, Table] = {
                 # Rows that no live worker can run, and rows that were put aside.
                 Index("instances_deferred", ("definition_key", "workflow_id"), present="deferred"),
                 Index("instances_parked", ("created_time", "workflow_id"), present="parked"),
-                # Who waits for a permit: to be told when Redis has forgotten that they stand in line.
+                # Who waits for a permit: to be asked about again when Redis has forgotten that they stand in line.
                 Index("instances_permit_wait", ("permit_wait.resource", "workflow_id"), present="permit_wait.resource"),
             ),
         ),

@@ -241,7 +241,8 @@ def defer_for_permit(
     """Refused a permit: still pending, no attempt, no error; the wait is counted (prm-refused, stp-wait-vs-fail).
 
     `wait.since_time` is that of the first refusal. `due_time` None: the workflow as a whole was refused its own
-    resource before step `index`, which may start at any time once it has that (prm-tenant). `ready_time` is that of the
+    resource before step `index`, which may start at any time once it has that (prm-tenant), also where it had been
+    entered before its own time, for a place that was handed to it and is given back now. `ready_time` is that of the
     step, where the row does not say it yet.
     """
     guards = (*held(claim), OneOf(step_field(index, "status"), (STEP_PENDING, STEP_RUNNING)))
@@ -252,8 +253,7 @@ def defer_for_permit(
         Clear("finalizer"),  # of a `prepare` that has succeeded meanwhile: it is not what is waited for any more
         *resting(rest),
     )
-    if due_time is not None:
-        changes = (*changes, Put(step_field(index, "due_time"), due_time))
+    changes = (*changes, put_or_clear(step_field(index, "due_time"), due_time))
     if ready_time is not None:
         changes = (*changes, Put(step_field(index, "ready_time"), ready_time))
     return transition("defer_for_permit", claim.workflow_id, guards, changes, commit_id)

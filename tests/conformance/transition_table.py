@@ -377,7 +377,7 @@ STEPS = (
         _row(step={"status": "pending"}),
         ("running",),
         ("pending", "running"),
-        (*RESTED, *REFUSED),
+        (*RESTED, *REFUSED, "steps.0.due_time"),
     ),
 )
 

@@ -92,7 +92,11 @@ def test_a_crowd_behind_one_place_costs_little_and_goes_on_at_once_when_the_limi
     assert sum(len(worker.store.writes) for worker in workers) == writes, "who waits is not touched"
     # The rig wakes both workers whenever one of them wants to be woken: hence twice.
     scans, polls = MINUTE_MS // rig.settings.scan_ms + 1, MINUTE_MS // rig.settings.poll_ms + 1
-    assert len(rig.permits.calls) - asked <= 2 * len(workers) * scans, "a look each scan"
+    looks = Counter(what for what, _ in rig.permits.calls[asked:])
+    pages = len(ids) // rig.settings.scan_page + 1
+    assert set(looks) == {"sweep", "missing"}, "nobody asks for a place"
+    assert looks["sweep"] <= 2 * len(workers) * scans, "a look each scan"
+    assert looks["missing"] <= 2 * len(workers) * scans * pages, "and one for each page of those who wait"
     assert rig.queue.pops - pops <= 2 * len(workers) * polls, "a look each poll"
 
     change_limit(rig.store, "printer", max_concurrency=50)

@@ -10,7 +10,9 @@ import pytest
 
 from kernel.config import Limit
 from kernel.context import Context
+from kernel.definition import Definition
 from kernel.limits import change_limit
+from kernel.records import Instance
 from tests.engine.flows import flow, step
 from tests.engine.occupied import Occupied
 from tests.engine.test_permits import asked, waits
@@ -52,7 +54,9 @@ def test_a_place_that_becomes_free_starts_who_waits(rig: SteppedRig, deaf: bool)
 
 @pytest.mark.req("prm-wake-lost")
 def test_without_any_hand_over_the_net_brings_it_back(rig: SteppedRig) -> None:
-    """The lanes and the line are gone and nobody noticed: its time comes, and a scan finds it."""
+    """The lanes and the line are gone and nobody noticed, not even the look at the line: its time comes, and a scan
+    finds it."""
+    rig.permits.missing = lambda resource, pairs: [False] * len(pairs)  # type: ignore[method-assign]
     occupied = Occupied(rig, "printer")
     rig.worker(definition := flow(rig, step(rig, "a", resource="printer")), permit_wait_ms=5_000)
     workflow_id = rig.start(definition)
@@ -114,6 +118,79 @@ def test_after_a_wipe_between_refusal_and_commit_it_does_not_rest_until_its_time
 
     assert row.claimable_time is not None
     assert rig.clock.wall_ms() - wiped_ms[0] <= 2 * rig.settings.poll_ms < row.claimable_time - wiped_ms[0]
+
+
+def forgotten(rig: SteppedRig, definition: Definition) -> tuple[Instance, int]:
+    """One that waits for a place and stands nowhere, while the lanes' epoch is the same, so that nobody sees a wipe.
+    The row, and since when that is so."""
+    occupied = Occupied(rig, "printer")
+    rig.worker(definition, permit_wait_ms=600_000)
+    row = waits(rig, workflow_id := rig.start(definition))
+    rig.permits.of("printer").line.clear()
+    rig.queue.model.remove([workflow_id])
+    occupied.free()
+    return row, rig.clock.wall_ms()
+
+
+@pytest.mark.req("prm-wake-lost")
+def test_who_stands_in_no_line_is_asked_about_at_the_next_scan(rig: SteppedRig) -> None:
+    row, lost_ms = forgotten(rig, flow(rig, step(rig, "a", resource="printer")))
+
+    rig.finish(row.workflow_id)
+
+    assert row.claimable_time is not None
+    assert rig.clock.wall_ms() - lost_ms <= rig.settings.scan_ms + rig.settings.poll_ms < row.claimable_time - lost_ms
+
+
+@pytest.mark.req("prm-wake-lost", "dc-roles-split")
+def test_a_dispatcher_finds_it_as_well(rig: SteppedRig) -> None:
+    row, lost_ms = forgotten(rig, definition := flow(rig, step(rig, "a", resource="printer")))
+    _, loop = rig.dispatcher(definition)
+
+    loop.pass_once()
+
+    assert rig.queue.due_of(row.workflow_id) == lost_ms
+
+
+@pytest.mark.req("prm-wake-lost", "prm-refused")
+def test_no_number_of_those_in_line_hides_one_that_is_not(rig: SteppedRig) -> None:
+    """A pass looks at so many pages, and the next one goes on there."""
+    Occupied(rig, "printer")
+    definition = flow(rig, step(rig, "a", resource="printer"))
+    worker = rig.worker(definition, permit_wait_ms=600_000, scan_page=2, scan_pages=2)
+    ids = sorted(rig.start(definition, f"k{number}") for number in range(12))
+    for workflow_id in ids:
+        waits(rig, workflow_id)
+    rows = worker.engine.sweeps.permit_rows
+    rows.queue_forgotten()  # wherever the scans meanwhile have got to
+    while rows._after is not None:
+        rows.queue_forgotten()
+    del rig.permits.of("printer").line[ids[-1], "a"]
+
+    assert [rows.queue_forgotten() for _ in range(4)] == [0, 0, 1, 0]
+
+
+@pytest.mark.req("prm-wake-lost", "prm-fail-closed")
+def test_a_redis_that_is_away_is_asked_once_however_many_resources_there_are(rig: SteppedRig) -> None:
+    """Each question may cost a timeout, and the scan is not to stand still for it (L3)."""
+    resources = [f"printer_{number}" for number in range(5)]
+    for resource in resources:
+        Occupied(rig, resource)
+    definitions = [flow(rig, step(rig, "a", resource=name), type=name) for name in resources]
+    worker = rig.worker(*definitions, permit_wait_ms=600_000)
+    for definition in definitions:
+        waits(rig, rig.start(definition, definition.type))
+    rows, before = worker.engine.sweeps.permit_rows, asked(rig, "missing")
+    assert rows.queue_forgotten() == 0
+    assert asked(rig, "missing") == before + len(resources)
+
+    rig.permits.wipe()
+    rig.permits.loses_replies = True
+
+    assert rows.queue_forgotten() == 0
+    assert asked(rig, "missing") == before + len(resources) + 1
+    rig.permits.loses_replies = False
+    assert rows.queue_forgotten() == len(resources)
 
 
 @pytest.mark.req("prm-raise", "prm-pause", "prm-zero")

@@ -150,6 +150,71 @@ def test_step_and_workflow_wait_for_their_own_resources(rig: SteppedRig) -> None
     assert rig.permits.owners("printer") == rig.permits.owners("tenant_work:acme") == []
 
 
+def rests_for(rig: SteppedRig, workflow_id: str, name: str) -> None:
+    """Until the row says that it waits for this step's place, or as a whole, and nobody holds it."""
+
+    def rests() -> bool:
+        instance = rig.instance(workflow_id)
+        shown = instance.permit_wait
+        return shown is not None and shown.step == name and instance.claim_token is None
+
+    rig.run(rests, f"{workflow_id} rests for {name}")
+
+
+@pytest.mark.req("prm-tenant", "prm-wake-lost")
+def test_a_step_that_was_called_and_then_held_up_as_a_whole_begins_when_it_may(rig: SteppedRig) -> None:
+    """Its own time is still ahead: were it to rest until then, the workflow would be claimed and given back in vain, as
+    often as the place of the whole is handed to it."""
+    whole, printer = Occupied(rig, "tenant_work:acme"), Occupied(rig, "printer")
+    definition = flow(rig, step(rig, "a", resource="printer"), resource="tenant_work:acme")
+    worker = rig.worker(definition, permit_wait_ms=600_000)
+    workflow_id = rig.start(definition)
+    rests_for(rig, workflow_id, WORKFLOW)
+    whole.free()
+    rests_for(rig, workflow_id, "a")
+    whole = Occupied(rig, "tenant_work:acme")
+    printer.free()
+    rests_for(rig, workflow_id, WORKFLOW)
+    assert rig.permits.owners("printer") == []
+
+    whole.free()
+    freed_ms = rig.clock.wall_ms()
+    rig.finish(workflow_id)
+
+    assert rig.clock.wall_ms() - freed_ms <= rig.settings.poll_ms
+    assert "release" not in worker.store.names()
+
+
+@pytest.mark.req("prm-tenant", "prm-wake-lost")
+def test_a_step_in_line_is_still_called_after_the_whole_had_to_wait(rig: SteppedRig) -> None:
+    """The row tells of one wait at a time; what it forgets nobody is called for."""
+    whole, printer, scanner = Occupied(rig, "tenant_work:acme"), Occupied(rig, "printer"), Occupied(rig, "scanner")
+    definition = flow(
+        rig,
+        step(rig, "a", resource="printer", depends_on=[]),
+        step(rig, "b", resource="scanner", depends_on=[]),
+        resource="tenant_work:acme",
+    )
+    rig.worker(definition, permit_wait_ms=600_000)
+    workflow_id = rig.start(definition)
+    rests_for(rig, workflow_id, WORKFLOW)
+    whole.free()
+    rig.run(lambda: rig.step(workflow_id, "b").traffic_wait_count > 0, "both steps are refused")
+    waits(rig, workflow_id)
+    whole = Occupied(rig, "tenant_work:acme")
+    scanner.free()
+    rests_for(rig, workflow_id, WORKFLOW)
+    whole.free()
+    rig.run(lambda: rig.step(workflow_id, "b").status == "completed", "the second step has run")
+    rests_for(rig, workflow_id, "a")
+
+    printer.free()
+    freed_ms = rig.clock.wall_ms()
+    rig.finish(workflow_id)
+
+    assert rig.clock.wall_ms() - freed_ms <= rig.settings.poll_ms
+
+
 def test_a_failing_workflow_needs_no_place_for_its_end(rig: SteppedRig) -> None:
     rig.limits["tenant_work"] = Limit(max_concurrency=1)
     ended: list[str] = []

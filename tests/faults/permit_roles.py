@@ -38,6 +38,9 @@ class ArmedPermits:
     def deferred(self, resource: str, workflow_id: str, step: str, **terms: Any) -> bool:
         return self._hurt("deferred", workflow_id, lambda: self._inner.deferred(resource, workflow_id, step, **terms))
 
+    def missing(self, resource: str, pairs: Sequence[tuple[str, str]]) -> list[bool]:
+        return list(self._inner.missing(resource, pairs))
+
     def renew(self, permits: Sequence[Permit]) -> list[Renewal]:
         return self._hurt("permit_renew", permits[0].owner.workflow_id, lambda: self._inner.renew(permits))
 

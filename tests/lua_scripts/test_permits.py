@@ -210,3 +210,19 @@ def test_a_sweep_hands_out_everything_that_is_free(valkey: RedisTarget) -> None:
     assert desk.stats("printer").reserved == 40
     assert desk.deferred("printer", "wf-0", "print", lane=1, in_line=True) is True
     assert desk.deferred("printer", "wf-49", "print", lane=1, in_line=True) is False
+
+
+@pytest.mark.req("prm-wake-lost", "flt-redis-flush")
+def test_who_stands_in_no_line_is_told_in_calls_of_five_hundred(redis_target: RedisTarget) -> None:
+    desk = made(redis_target)
+    desk.acquire("printer", A, Limit(max_concurrency=1), lane=1)
+    for number in range(0, 1_001, 3):
+        desk.acquire("printer", Owner(f"wf-{number}", "print", "t"), Limit(max_concurrency=1), lane=number % 4)
+    pairs = [(f"wf-{number}", "print") for number in range(1_001)]
+
+    assert desk.missing("printer", pairs) == [number % 3 > 0 for number in range(1_001)]
+    assert desk.missing("printer", [("wf-0", "scan"), ("wf-0", WORKFLOW), ("wf-0", "print")]) == [True, True, False]
+    assert desk.missing("scanner", [("wf-0", "print")]) == [True]
+    assert desk.missing("printer", []) == []
+    redis_target.client.flushall()
+    assert desk.missing("printer", pairs[:1]) == [True]

@@ -11,6 +11,7 @@ from kernel.ids import workflow_id_for
 from kernel.records import Document
 from kernel.store.tables import LIMITS, SIGNALS
 from tests.simulation.jobs import JOBS, object_faults
+from tests.simulation.lines import Lines
 from tests.simulation.roles import ApiProcess, EngineProcess
 from tests.simulation.rules import deliver, set_limit, tell_everybody, unpark
 from tests.simulation.wipes import wipe
@@ -29,8 +30,10 @@ UNNOTED = ("added", "tell_subscribers")
 def settle(world: World) -> None:
     """Stop the faults, start what died, and let everything come to its rest. Raises Violation."""
     calm(world)
+    lines = Lines(world)
     for _ in range(ROUNDS_MAX):
         _lift_limits(world)
+        lines.check()
         left = unsettled(world)
         if not left and not _busy(world):
             return

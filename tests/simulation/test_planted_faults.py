@@ -11,6 +11,7 @@ from kernel import transitions
 from kernel.engine import claim_permits, claims, inbox, inbox_sweep
 from kernel.engine.inbox import Inbox
 from kernel.engine.inbox_sweep import InboxSweep
+from kernel.engine.permit_rows import PermitRows
 from kernel.engine.permits import Denied, PermitDesk
 from kernel.engine.sweeps import Sweeps
 from kernel.errors import ClaimLost
@@ -102,6 +103,18 @@ def test_a_signal_of_another_generation_is_found(monkeypatch: pytest.MonkeyPatch
     for module in (inbox, inbox_sweep):
         monkeypatch.setattr(module, "waiting_for", matches)
     assert (found().violation or "").startswith("S9: ")
+
+
+def test_a_line_that_nobody_looks_into_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It matters only where the whole line or a candidate was lost and nobody saw a wipe."""
+    deferred = PermitDesk.deferred
+
+    def planted(self: PermitDesk, *args: Any, **named: Any) -> None:
+        deferred(self, *args, **{**named, "rests_ms": 0})
+
+    monkeypatch.setattr(PermitDesk, "deferred", planted)
+    monkeypatch.setattr(PermitRows, "queue_forgotten", lambda self: 0)
+    assert (found().violation or "").startswith("L2: ")
 
 
 def test_an_inbox_that_nobody_looks_into_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

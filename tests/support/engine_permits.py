@@ -103,6 +103,9 @@ class MemoryPermits:
         pair = (workflow_id, step)
         return bool(self._call("deferred", resource, lambda model, now_ms: model.deferred(pair, lane, in_line, now_ms)))
 
+    def missing(self, resource: str, pairs: Sequence[tuple[str, str]]) -> list[bool]:
+        return [bool(gone) for gone in self._call("missing", resource, lambda model, now_ms: model.missing(pairs))]
+
     def _call(self, what: str, resource: str, do: Callable[[PermitModel, int], list]) -> list:  # type: ignore[type-arg]
         if self.down:
             raise CoordinationUnavailable("the permits are away")

@@ -155,6 +155,9 @@ class PermitModel:
         self.wakeups.append(due)
         return 1
 
+    def missing(self, pairs: Iterable[tuple[str, str]]) -> list[int]:
+        return [int(pair not in self.line) for pair in pairs]
+
     def stats(self, pair: tuple[str, str], now: int) -> list[int]:
         """The reply without its holders, as long as the marks are in the order of time (the clock never went back)."""
         entry = self.line.get(pair)

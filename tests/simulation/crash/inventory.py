@@ -70,6 +70,7 @@ EXEMPT_METHODS: dict[str, str] = {
     "Observer.note": "never part of the path (S13); what becomes of it is written by ProjectionStore.keep_all",
     "Store.prepare": "before a process takes part; tests/conformance races it",
     "Store.now_ms": READS,
+    "Permits.missing": READS,
     "Store.get": READS,
     "Store.close": INSIDE,
     "Store.remove": "one by one it is the same write as in remove_all; the kernel makes no such call",
