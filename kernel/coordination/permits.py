@@ -129,6 +129,13 @@ class Permits:
             freed, handed = freed + reply // 100, handed + reply % 100
         return Released(freed, handed)
 
+    def leave(self, resource: str, pairs: Sequence[tuple[str, str]], limit: Limit) -> int:
+        """Take pairs of workflow_id and step that wait no longer out of the line; how many places were handed to
+        others, those among them that were reserved for these pairs."""
+        bound = self._script("permit_release", resource, limit)
+        texts = [Owner(workflow_id, step, "-").pair for workflow_id, step in pairs]
+        return sum(self._runner.call(bound, _RECORD.join(batch)) % 100 for batch in _batches(texts, OWNERS_MAX))
+
     def sweep(self, resource: str, limit: Limit) -> int:
         """Free places whose lease ran out and hand over every free place; how many were handed.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
@@ -35,6 +35,7 @@ class ClaimPermits:
         whole = handed is not None and handed.owner.step == WORKFLOW
         self._whole = handed if whole else None
         self._handed = None if whole else handed
+        self._admitted = self._looked = False
         # 0 was the request of a place that was handed over.
         self._requests = itertools.count(1)
 
@@ -49,15 +50,35 @@ class ClaimPermits:
         `index` is the step that it holds up. Raises InvalidDefinition or CheckpointError when the resource of this
         input can not be told.
         """
-        resource = self._definition.resource
-        if resource is None or (self._whole is not None):
+        if self._definition.resource is None or self._admitted:
             return None
         name = self._definition.resource_of(self._claim.instance.input)
-        answer = None if name is None else self._ask(name, WORKFLOW, index)
+        if self._whole is not None and self._whole.resource != name:
+            # The Definition has changed since it was refused: a place of another resource is none of this one.
+            self._desk.give_back(self._whole)
+            self._whole = None
+        answer = self._whole if self._whole is not None or name is None else self._ask(name, WORKFLOW, index)
         if isinstance(answer, Denied):
             return answer
-        self._whole = answer
+        self._whole, self._admitted = answer, True
         return None
+
+    def look_for_place(self, enterable: Sequence[int], now_ms: int) -> None:
+        """Once, before anything else: ask for a step that waits in line and whose time is still ahead, without a write.
+        This claim was made for something else, it may have taken the hint that was meant for that step, and while it
+        lasts no other claim of this workflow can use the place."""
+        instance = self._claim.instance
+        if self._handed is not None or self._looked:
+            return
+        self._looked = True
+        for index in enterable:
+            step, resource = instance.steps[index], self._definition.steps[index].resource
+            rests_ms = (step.due_time or 0) - now_ms
+            if step.traffic_since_time is not None and resource is not None and rests_ms > 0:
+                answer = self._ask(resource, step.name, index, at_least_ms=rests_ms)
+                if isinstance(answer, Permit):
+                    self._handed = answer
+                    return
 
     def of_step(self, index: int) -> AbstractContextManager[Denied | Callable[[], None]]:
         """Around one invocation: why there is no place, or what is to be called right before the activity is."""
@@ -99,7 +120,7 @@ class ClaimPermits:
         self._desk.give_back(handed)  # the Definition has changed since the step was refused
         return None
 
-    def _ask(self, resource: str, name: str, index: int) -> Permit | Denied:
+    def _ask(self, resource: str, name: str, index: int, at_least_ms: int = 0) -> Permit | Denied:
         instance, held = self._claim.instance, self._claim.held
         return self._desk.ask(
             resource,
@@ -107,6 +128,7 @@ class ClaimPermits:
             lane=instance.business_priority,
             request=next(self._requests) % REQUESTS,
             waits=instance.steps[index].traffic_wait_count,
+            at_least_ms=at_least_ms,
             waited_ms=waited_ms(instance, name, instance.claim_time or 0),
         )
 
@@ -163,13 +185,18 @@ def owners_of(instance: Instance, claim_token: str, definition: Definition) -> I
         resource = resources.get(step.name)
         if resource is not None and step.status in STEP_ENTERABLE:
             yield resource, Owner(instance.workflow_id, step.name, claim_token)
+    for whole, name in whole_of(instance, definition):
+        yield whole, Owner(instance.workflow_id, name, claim_token)
+
+
+def whole_of(instance: Instance, definition: Definition) -> list[tuple[str, str]]:
+    """(resource, WORKFLOW) of a workflow that needs a place as a whole; none where that can not be told any more."""
     try:
         whole = definition.resource_of(instance.input)
     except KernelError as error:
         log.warning("the resource of %s is not known; its place ends with its lease: %s", instance.workflow_id, error)
-        return
-    if whole is not None:
-        yield whole, Owner(instance.workflow_id, WORKFLOW, claim_token)
+        return []
+    return [] if whole is None else [(whole, WORKFLOW)]
 
 
 class HandedOver:
@@ -206,3 +233,13 @@ class HandedOver:
 
     def give_back(self, permit: Permit) -> None:
         self._desk.give_back(permit)
+
+    def leave(self, instance: Instance) -> None:
+        """It has ended, or was put aside, and was called all the same: it stands in line, where nobody takes it out
+        who ends a workflow from outside."""
+        definition = self._definitions.get(instance.type)
+        if definition is None or all(step.traffic_since_time is None for step in instance.steps):
+            return
+        stood = [(resource, name) for resource, name, _ in _waiting_steps(instance, definition)]
+        for resource, name in (*stood, *whole_of(instance, definition)):
+            self._desk.leave(resource, [(instance.workflow_id, name)])

@@ -147,6 +147,8 @@ def settled_each(store: Store, transitions: Sequence[Transition]) -> Iterator[Do
     """As `settled`, for independent transitions at the price of few commits; None as well for a row that does not
     decode, which keeps none of the others. StoreUnavailable and an undecidable outcome pass through, after what is
     certain was given."""
+    if not transitions:
+        return
     try:
         answers = store.apply_all(transitions)
     except (OutcomeUnknown, CorruptRecord, StoreUnavailable):

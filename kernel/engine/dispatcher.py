@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from kernel.engine.outbox import Outbox
 from kernel.engine.services import Services
-from kernel.engine.sweeps import Sweeps
+from kernel.engine.sweeps import Sweeps, cast_each
 from kernel.errors import KernelError
 
 log = logging.getLogger("kernel.dispatcher")
@@ -67,10 +68,7 @@ class DispatcherLoop:
         """One bounded turn of all sweeps."""
         self._moved_ms = self._s.clock.boot_ms()
         try:
-            swept = self._sweeps.recover(self._s.settings.poll_ms)
-            self.counters["queued"] += swept.queued
-            self._count("activated", swept.activated + self._sweeps.inbox.pass_once().activated)
-            self._versions_when_due()
+            cast_each(self._recover, self._look_into_inbox, self._versions_when_due)
             self.store_failed = False
         except KernelError as error:
             if not self.store_failed:
@@ -79,17 +77,27 @@ class DispatcherLoop:
         except Exception:
             log.exception("a sweep failed")
 
+    def _recover(self) -> None:
+        swept = self._sweeps.recover(self._s.settings.poll_ms)
+        self.counters["queued"] += swept.queued
+        self._count("activated", swept.activated)
+
+    def _look_into_inbox(self) -> None:
+        self._count("activated", self._sweeps.inbox.pass_once().activated)
+
     def _versions_when_due(self) -> None:
         """Deferral waits three scan periods after the start: before that, silence proves nothing about workers."""
         now_ms = self._s.clock.boot_ms()
         if now_ms < self._next_versions_ms:
             return
         self._next_versions_ms = now_ms + self._s.settings.scan_ms
-        deferred, _released = self._sweeps.defer_and_release(defer=now_ms >= self._may_defer_ms)
-        self._count("deferred", deferred)
-        self._sweeps.permit_rows.queue_forgotten()
+        cast_each(partial(self._defer, now_ms >= self._may_defer_ms), self._sweeps.permit_rows.queue_forgotten)
         self._s.permits.sweep()
         self._s.permits.pass_once()  # it holds none: what is owed of dead workers' places is released
+
+    def _defer(self, may_defer: bool) -> None:
+        deferred, _released = self._sweeps.defer_and_release(defer=may_defer)
+        self._count("deferred", deferred)
 
     def release_owner(self, worker_id: str, *, counted: bool) -> list[str]:
         """Release the claims of a worker whose death is proved; the workflow_ids that are free now (DECISIONS 27)."""

@@ -93,11 +93,15 @@ class Execution:
         now_ms = self._s.store.now_ms()
         if self._activate_own(instance, now_ms):
             return True
+        self._permits.look_for_place(readiness.enterable(self._depends_on, instance.steps), now_ms)
         ready = readiness.ready(self._depends_on, instance.steps, now_ms, self._permits.handed_step)
         if not ready:
             return self._release(instance)
-        if not self._admitted(ready[0]):
+        # Whose attempt has failed already enters nothing, and needs no place for that.
+        decided = [index for index in ready if self._is_decided(index)]
+        if not decided and not self._admitted(ready[0]):
             return False
+        ready = decided or ready
         if len(ready) == 1:
             return self._solo(ready[0])
         return self._wave(ready)
@@ -240,13 +244,17 @@ class Execution:
     def _decided_before(self, index: int) -> Decision | None:
         """An attempt that ignored its timeout until its worker was replaced has failed by that timeout (B-40)."""
         record = self._claim.instance.steps[index]
-        if record.status != STEP_RUNNING or record.stuck_attempt != record.attempt:
+        if not self._is_decided(index):
             return None
         step = self._definition.steps[index]
         error = StepTimeout(
             f"step {step.name} ran longer than {step.timeout_ms} ms and ignored its end until its worker was replaced"
         )
         return decide(step, record, Outcome(error=error), self._s.settings, self._s.ids.fraction())
+
+    def _is_decided(self, index: int) -> bool:
+        record = self._claim.instance.steps[index]
+        return record.status == STEP_RUNNING and record.stuck_attempt == record.attempt
 
     def _mark_stuck(self, instance: Instance, index: int) -> None:
         """On a thread of its own, while the activity goes on; the claim is still ours and renewed."""

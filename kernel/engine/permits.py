@@ -39,13 +39,12 @@ Place = tuple[str, Owner]
 
 
 class Denied(msgspec.Struct, frozen=True):
-    """Not now. `due_in_ms`: when it is worth asking again, jitter included. `in_line`: a place that becomes free is
-    handed over without being asked for; otherwise nobody knows of the wish, because Redis or the store was silent."""
+    """Not now. `due_in_ms`: when it is worth asking again, jitter included. Reason `unavailable`: nobody knows of the
+    wish, because Redis or the store was silent; otherwise a place that becomes free is handed over by itself."""
 
     resource: str
     reason: str
     due_in_ms: int
-    in_line: bool
 
 
 class PermitDesk:
@@ -127,14 +126,14 @@ class PermitDesk:
         if isinstance(answer, Refused):
             self.away = False
             self._count("permit_waits")
-            self._remember(resource)
+            self.watch(resource)
             self._look_again(resource)
             jitter_ms = round(self._fraction() * min(answer.ask_again_ms // 10, _JITTER_MAX_MS))
             self._note(
                 "permit.refused", **_names(resource, owner), reason=answer.reason, ask_again_ms=answer.ask_again_ms,
                 place=answer.place,
             )  # fmt: skip
-            return Denied(resource, answer.reason, answer.ask_again_ms + jitter_ms, True)
+            return Denied(resource, answer.reason, answer.ask_again_ms + jitter_ms)
         if answer.permit.epoch:
             self.away = False
             self._count("permits")
@@ -165,7 +164,7 @@ class PermitDesk:
         """Asked again at the latest after a scan period: nobody tells when Redis is back."""
         self._count("permit_waits")
         delay_ms = min(_AWAY_FIRST_MS << min(waits, 16), self._silence_ms())
-        return Denied(resource, "unavailable", delay_ms + round(self._fraction() * delay_ms / 10), False)
+        return Denied(resource, "unavailable", delay_ms + round(self._fraction() * delay_ms / 10))
 
     def _silence_ms(self) -> int:
         """The longest delay, but for jitter of a tenth, of somebody for whom Redis or the store was silent."""
@@ -175,9 +174,8 @@ class PermitDesk:
         """The deferral of a refused step is committed, which rests for so long if nothing happens. Best effort:
         without it a place that was handed over in between passes on after 2 s.
 
-        Who rests for longer than anybody does for whom no place in the line could be had counts on the line. If Redis
-        was emptied between the refusal and the commit, that place is gone, and `ask_again` has not seen the row: it was
-        claimed then. So whoever is not in the line any more asks again at once.
+        Who rests for longer than anybody does for whom no place in the line could be had counts on the line. Emptied
+        between refusal and commit, it has forgotten a claim that no rebuild could see: who is gone asks again at once.
         """
         in_line = rests_ms > self._silence_ms() * 11 // 10
         try:
@@ -186,9 +184,15 @@ class PermitDesk:
             log.debug("a deferral could not be told: %s", error)
 
     def missing(self, resource: str, pairs: list[tuple[str, str]]) -> list[bool]:
-        """For each pair of workflow_id and step whether it stands in no line. Raises CoordinationUnavailable or
-        CoordinationRejected."""
+        """Whether each pair stands in no line. Raises CoordinationUnavailable or CoordinationRejected."""
         return self._renewing.missing(resource, pairs)
+
+    def leave(self, resource: str, pairs: list[tuple[str, str]]) -> None:
+        """These wait no longer. Best effort: else what is handed to them passes on after 2 s, again and again."""
+        try:
+            self._asking.leave(resource, pairs, self._terms(resource))
+        except KernelError as error:
+            log.debug("who has ended stays in line for %s: %s", resource, error)
 
     # --- giving back -------------------------------------------------------------------------------------
 
@@ -244,14 +248,19 @@ class PermitDesk:
         """Renew all places and release what is owed; how many places are held. Calls nobody when there is nothing."""
         with self._lock:
             held = list(self._held.values())
-        if held:
+        of_resource: dict[str, list[Permit]] = {}
+        for permit in held:
+            of_resource.setdefault(permit.resource, []).append(permit)
+        for permits in of_resource.values():
             try:
-                renewals = self._renewing.renew(held)
+                renewals = self._renewing.renew(permits)
             except KernelError as error:
-                log.warning("%d permits could not be renewed: %s", len(held), error)
-            else:
-                for before, renewal in zip(held, renewals, strict=True):
-                    self._renewed(before, renewal)
+                log.warning("%d permits of %s could not be renewed: %s", len(permits), permits[0].resource, error)
+                if isinstance(error, CoordinationUnavailable):
+                    break
+                continue  # a key of this resource is spoilt, and other calls go on, too
+            for before, renewal in zip(permits, renewals, strict=True):
+                self._renewed(before, renewal)
         self._settle()
         return len(held)
 
@@ -304,6 +313,8 @@ class PermitDesk:
             found = self._hand_over(resource)
             if found is None:
                 break
+            if found:
+                self._look_again(resource)
             handed += found
         return handed
 
@@ -353,8 +364,9 @@ class PermitDesk:
         yield from self._declared
         yield from recent
 
-    def _remember(self, resource: str) -> None:
-        """Tenants come and go: those that were refused last are watched, a bounded number of them."""
+    def watch(self, resource: str) -> None:
+        """Look after the line of this resource from now on: somebody waits in it, whom this process never refused.
+        Tenants come and go: those that were refused last are watched, a bounded number of them."""
         with self._lock:
             self._refused.pop(resource, None)
             self._refused[resource] = self._clock.boot_ms()

@@ -44,6 +44,8 @@ class Permits(Protocol):
 
     def missing(self, resource: str, pairs: Sequence[tuple[str, str]]) -> list[bool]: ...
 
+    def leave(self, resource: str, pairs: Sequence[tuple[str, str]], limit: Limit) -> int: ...
+
 
 class DispatchCandidates(Protocol):
     """The disposable index of intents that are due, by source. Any call may raise CoordinationUnavailable or

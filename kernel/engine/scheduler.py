@@ -12,12 +12,11 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import msgspec
-
 from kernel.candidates import Candidate, Popped
 from kernel.engine import readiness
 from kernel.engine.claims import ActiveClaim
 from kernel.engine.execution import Execution
+from kernel.engine.guest_room import GuestRoom
 from kernel.engine.services import Services
 from kernel.engine.takeover import ClaimAnswer, Claimed, Claimer, Mismatch, NotYet, Stale, Suspect
 from kernel.errors import CoordinationDenied, CoordinationRejected, CoordinationUnavailable, KernelError
@@ -33,13 +32,8 @@ _SUSPECT_PUSH_MS = 1_000
 _PASS_MS = 500
 _STORE_AGAIN_MS = 1_000
 _SEEN_MAX = 4_096
-
-
-class _Guest(msgspec.Struct, frozen=True):
-    """A suspect for which this worker is going to make room, and since when it knows of it."""
-
-    suspect: Suspect
-    since_ms: int
+_VAIN_ROUNDS = 3
+"""Rounds without a single claim, one after the other, before the store is asked as well."""
 
 
 class Scheduler:
@@ -56,10 +50,11 @@ class Scheduler:
         self._busy = 0
         self._alone = False
         self._stopping = False
-        self._guest: _Guest | None = None
+        self._guest_room = GuestRoom(services.settings.scan_ms, services.ids.fraction)
         self._pushed: dict[str, int] = {}
         self._store_after: tuple[int, str] | None = None
         self._next_store_ms = 0
+        self._vain_rounds = 0
         self.wake = services.runner.event()
         self.queue_failed = self._queue_denied = False
         self.scan_failed = False
@@ -91,7 +86,7 @@ class Scheduler:
         with self._lock:
             if self._stopping or self._alone:
                 return 0
-            if self._busy and self._makes_room():
+            if self._busy and self._guest_room.is_kept(self._s.clock.boot_ms()):
                 return 0
             return self._s.settings.slots - self._busy
 
@@ -126,11 +121,21 @@ class Scheduler:
                 return popped.next_in_ms
             if self._try_all(popped.candidates):
                 tries_left = self._s.settings.stale_tries
+                self._vain_rounds = 0
                 continue
             tries_left -= len(popped.candidates)
             if tries_left <= 0:
+                self._end_vain_round(room)
                 return None
         return None
+
+    def _end_vain_round(self, room: int) -> None:
+        """What the queue recommends again and again is nothing for this worker: another version's backlog, which each
+        scan queues before what is younger, or ids that an old Redis has brought back. The store is asked what is; the
+        queue goes on being asked first, so that it gets rid of what is stale."""
+        self._vain_rounds += 1
+        if self._vain_rounds >= _VAIN_ROUNDS:
+            self._claim_beside_queue(room)
 
     def _pop(self, n: int) -> Popped | None:
         try:
@@ -183,8 +188,7 @@ class Scheduler:
             if self._busy == 0 and not self._stopping:
                 started += self._try_alone(suspect, back)
                 continue
-            if self._guest is None:
-                self._guest = _Guest(suspect, self._s.clock.boot_ms())
+            self._guest_room.expect(suspect, self._s.clock.boot_ms())
             at_ms = self._s.store.now_ms() + _SUSPECT_PUSH_MS
             back.append(Candidate(suspect.workflow_id, suspect.lane, at_ms))
         return started
@@ -198,23 +202,22 @@ class Scheduler:
             back.append(Candidate(answer.workflow_id, answer.lane, answer.at_ms))
         return 0
 
-    def _makes_room(self) -> bool:
-        guest = self._guest
-        return guest is not None and self._s.clock.boot_ms() - guest.since_ms >= self._s.settings.scan_ms
-
     def _receive_guest(self) -> None:
-        """Run the suspect that this worker waits for as soon as it is empty; forget it when another has taken it, so
-        that nobody keeps slots free for a suspect that is gone."""
-        guest = self._guest
-        if guest is None or self._stopping:
+        """Run the suspect that this worker waits for as soon as it is empty; forget it when another has taken it, or
+        when its time is not now, so that nobody keeps slots free for a suspect that can not come."""
+        room, now_ms = self._guest_room, self._s.clock.boot_ms()
+        if room.guest is None or self._stopping:
             return
         if self._busy == 0:
-            self._guest = None
+            suspect = room.guest
+            room.forget()
             back: list[Candidate] = []
-            self._try_alone(guest.suspect, back)
+            self._try_alone(suspect, back)
             self._s.enqueue_candidates(back)
-        elif self._makes_room() and not self._claimer.is_due(guest.suspect.workflow_id):
-            self._guest = None
+        elif room.is_kept(now_ms) and not self._claimer.is_due(room.guest.workflow_id):
+            room.forget()
+        elif room.is_in_vain(now_ms):
+            room.give_up(now_ms)
 
     def _mismatched(self, answer: Mismatch) -> list[Candidate]:
         """Pushed back once, for a worker that has the version; then left to the dispatchers (DECISIONS 13)."""

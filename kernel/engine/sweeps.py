@@ -8,12 +8,14 @@ last one stopped, and wraps (A45).
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from kernel import transitions
 from kernel.candidates import Candidate
+from kernel.definition import Plan
 from kernel.engine.activation import activate_all_due
 from kernel.engine.claim_permits import owners_of
 from kernel.engine.commit import settled, settled_each
@@ -23,9 +25,9 @@ from kernel.engine.row_candidates import candidate_of
 from kernel.engine.services import Services
 from kernel.engine.takeover import poison_error, poison_reason
 from kernel.engine.telling import left_behind, put_aside
-from kernel.errors import CorruptRecord, UnknownVersion
+from kernel.errors import CorruptRecord, KernelError, Unavailable, UnknownVersion
 from kernel.permit_words import Owner
-from kernel.records import Instance, to_instance
+from kernel.records import Document, Instance, to_instance
 from kernel.states import CLAIMABLE, WAITING
 from kernel.store.conditional import Applied, AtMost, Equals, Exists, Insert, Missing, OneOf, PutNow, Transition
 from kernel.store.protocol import Query
@@ -46,6 +48,18 @@ class Swept(msgspec.Struct):
     queued: int = 0
     activated: int = 0
     complete: bool = True
+
+
+def cast_each(*nets: Callable[[], object]) -> None:
+    """Let every net run, whatever a damaged row does to the one before it (A45). An outage passes through at once: it
+    would meet them all."""
+    for net in nets:
+        try:
+            net()
+        except Unavailable:
+            raise
+        except KernelError as error:
+            log.warning("a sweep failed, the others go on: %s", error)
 
 
 class Sweeps:
@@ -225,20 +239,25 @@ class Sweeps:
     def touch_definitions(self) -> None:
         """Say that this worker's versions are alive: one row per version, whoever touches it."""
         for definition in self._s.app.definitions.values():
-            plan = definition.plan
-            seen = Transition(
-                "touch_definition", DEFINITIONS, plan.key, (Exists("definition_key"),), (PutNow("seen_time"),)
-            )
-            if isinstance(self._s.store.apply(seen), Applied):
-                continue
-            document = {
-                "v": 1,
-                "definition_key": plan.key,
-                "type": plan.type,
-                "fingerprint": plan.fingerprint,
-                "seen_time": self._s.store.now_ms(),
-            }
-            self._s.store.insert(Insert("first_definition", DEFINITIONS, plan.key, document))
+            try:
+                self._touch(definition.plan)
+            except CorruptRecord as error:
+                self._s.damaged.tell(definition.plan.key, error)
+
+    def _touch(self, plan: Plan) -> None:
+        seen = Transition(
+            "touch_definition", DEFINITIONS, plan.key, (Exists("definition_key"),), (PutNow("seen_time"),)
+        )
+        if isinstance(self._s.store.apply(seen), Applied):
+            return
+        document = {
+            "v": 1,
+            "definition_key": plan.key,
+            "type": plan.type,
+            "fingerprint": plan.fingerprint,
+            "seen_time": self._s.store.now_ms(),
+        }
+        self._s.store.insert(Insert("first_definition", DEFINITIONS, plan.key, document))
 
     def live_definitions(self) -> frozenset[str]:
         """The versions that some worker has touched within three scan periods."""
@@ -329,15 +348,10 @@ class Sweeps:
                     after=after,
                 )
             )
-            freed = []
-            for (workflow_id,) in rows:
-                transition = transitions.release_deferred(
-                    workflow_id, definition_key=key, commit_id=self._s.committer.commit_id()
-                )
-                document = settled(self._s.store, transition)
-                if document is not None:
-                    freed.append(to_instance(document))
-                    self._s.note("claim.undeferred", instance=freed[-1])
+            released_rows = settled_each(self._s.store, [self._undefer_one(row[0], key) for row in rows])
+            freed = [one for one in map(self._decoded, released_rows) if one is not None]
+            for instance in freed:
+                self._s.note("claim.undeferred", instance=instance)
             self._s.enqueue(freed)
             released += len(freed)
             if len(rows) < self._s.settings.scan_page:
@@ -345,10 +359,20 @@ class Sweeps:
             after = (key, rows[-1][0])
         return released
 
+    def _undefer_one(self, workflow_id: str, key: str) -> Transition:
+        commit_id = self._s.committer.commit_id()
+        return transitions.release_deferred(workflow_id, definition_key=key, commit_id=commit_id)
+
     def _read(self, workflow_id: str) -> Instance | None:
         try:
-            document = self._s.store.get(INSTANCES, workflow_id)
+            return self._decoded(self._s.store.get(INSTANCES, workflow_id))
+        except CorruptRecord as error:
+            self._s.damaged.tell(workflow_id, error)
+            return None
+
+    def _decoded(self, document: Document | None) -> Instance | None:
+        try:
             return None if document is None else to_instance(document)
         except (CorruptRecord, UnknownVersion) as error:
-            self._s.damaged.tell(workflow_id, error)
+            self._s.damaged.tell(str((document or {}).get("workflow_id")), error)
             return None

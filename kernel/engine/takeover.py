@@ -173,15 +173,15 @@ class Claimer:
             return [self._again(instance, now_ms) for instance in instances]
 
     def is_due(self, workflow_id: str) -> bool:
-        """Whether that instance still waits for somebody to claim it: its time has come, or a place may be there."""
+        """Whether that instance still waits for somebody to claim it: its time has come. Who waits for a permit before
+        that is claimed only with a place in hand, which no worker keeps for as long as it takes to become empty."""
         try:
             document = self._store.get(INSTANCES, workflow_id) or {}
         except CorruptRecord:
             return False
         at_ms = document.get("claimable_time")
         free = document.get("status") in CLAIMABLE and "parked" not in document
-        due = isinstance(at_ms, int) and at_ms <= self._store.now_ms()
-        return free and (due or ("permit_wait" in document and "claim_token" not in document))
+        return free and isinstance(at_ms, int) and at_ms <= self._store.now_ms()
 
     def _claim(self, workflow_id: str) -> Transition:
         return transitions.claim(
@@ -231,12 +231,12 @@ class Claimer:
             return Stale(key, "corrupt")
         now_ms = self._store.now_ms()
         lane, at_ms = instance.business_priority, instance.claimable_time
-        if instance.parked is not None:
-            return Stale(key, "parked")
-        if instance.status == WAITING:
+        if instance.parked is None and instance.status == WAITING:
             return self._waiting(instance, now_ms)
-        if instance.status not in CLAIMABLE:
-            return Stale(key, instance.status)
+        if instance.parked is not None or instance.status not in CLAIMABLE:
+            if self._handed_over is not None:
+                self._handed_over.leave(instance)
+            return Stale(key, instance.status if instance.parked is None else "parked")
         if instance.definition_key not in self._keys:
             return Mismatch(key, lane)
         if at_ms is None:

@@ -10,7 +10,7 @@ from kernel.engine.event_loop import EventLoop
 from kernel.engine.ports import Event
 from kernel.engine.scheduler import Scheduler
 from kernel.engine.services import Services
-from kernel.engine.sweeps import Sweeps
+from kernel.engine.sweeps import Sweeps, Swept, cast_each
 from kernel.errors import KernelError
 
 log = logging.getLogger("kernel.worker")
@@ -157,11 +157,14 @@ class WorkerLoop:
             return
         # Jittered, so that the workers of a tree do not scan in step.
         self._next_scan_ms = now_ms + round(self._s.settings.scan_ms * (0.8 + 0.2 * self._s.ids.fraction()))
+        sweeps, found = self._sweeps, Swept(complete=False)
+
+        def recover() -> None:
+            nonlocal found
+            found = sweeps.recover(self._s.settings.scan_ms)
+
         try:
-            self._sweeps.touch_definitions()
-            self._sweeps.release_own()
-            swept = self._sweeps.recover(self._s.settings.scan_ms)
-            self._sweeps.permit_rows.queue_forgotten()
+            cast_each(sweeps.touch_definitions, sweeps.release_own, recover, sweeps.permit_rows.queue_forgotten)
         except KernelError as error:
             # An empty queue is no answer now: this very round asks the store, and the next scan comes soon.
             log.warning("a sweep failed: %s", error)
@@ -169,7 +172,7 @@ class WorkerLoop:
             self._next_scan_ms = now_ms + min(self._s.settings.scan_ms, _STORE_RETRY_MS)
             return
         self._s.permits.sweep()
-        self._scheduler.scan_failed = not swept.complete
+        self._scheduler.scan_failed = not found.complete
         self._scanned_ms = self._s.clock.boot_ms()
 
     def _rebuild(self) -> None:

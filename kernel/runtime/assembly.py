@@ -85,6 +85,9 @@ class NoPermits:
     def missing(self, resource: str, pairs: object) -> Any:
         raise CoordinationUnavailable("no Redis is configured")
 
+    def leave(self, resource: str, pairs: object, limit: Limit) -> int:
+        raise CoordinationUnavailable("no Redis is configured")
+
 
 class Engine:
     """One process's engine, assembled and not yet running."""

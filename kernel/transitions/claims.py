@@ -133,7 +133,9 @@ def release(claim: Held, *, status: InstanceStatus, rest: Rest, commit_id: str) 
     A `failing` instance stays failing and is claimable at once (shd-release).
     """
     if status == RUNNING:
-        return transition("release", claim.workflow_id, held(claim, status), resting(rest), commit_id)
+        # A `prepare` that had failed has succeeded under this claim: it is not what is waited for any more.
+        changes = (Clear("finalizer"), *resting(rest))
+        return transition("release", claim.workflow_id, held(claim, status), changes, commit_id)
     return transition(
         "release", claim.workflow_id, held(claim, status), (PutNow("claimable_time"), *UNCLAIM), commit_id
     )

@@ -151,6 +151,7 @@ COMPLETION: tuple[Change, ...] = (
     Clear("claimable_time"),
     Clear("wait"),
     Clear("finalizer"),
+    Clear("permit_wait"),
     *UNCLAIM,
 )
 """The end of a completed workflow, for a merged commit and for `finish_completed` alike."""

@@ -197,7 +197,9 @@ CLAIMS = (
         revision=False,
         commit=False,
     ),
-    Case("release", _held(make.release, status="running", rest=_rest), _row(), ("running",), None, RESTED),
+    Case(
+        "release", _held(make.release, status="running", rest=_rest), _row(), ("running",), None, (*RESTED, "finalizer")
+    ),
     Case(
         "release",
         _held(make.release, status="failing", rest=_rest),
@@ -325,7 +327,7 @@ STEPS = (
         RUNNING_STEP,
         (
             *(*STEP_ENDED, "outputs.step_0", "steps.0.error", "deaths"),
-            *(*CLAIM_FIELDS, "status", "finish_time", "claimable_time", "wait", "finalizer"),
+            *(*CLAIM_FIELDS, "status", "finish_time", "claimable_time", "wait", "finalizer", "permit_wait"),
         ),
     ),
     Case(
@@ -447,7 +449,10 @@ ENDS = (
         _row(step={"status": "completed"}, other={"status": "skipped"}),
         ("running",),
         ("completed", "skipped"),
-        (*CLAIM_FIELDS, "status", "finish_time", "claimable_time", "wait", "finalizer", "finalizing_ms", "deaths"),
+        (
+            *(*CLAIM_FIELDS, "status", "finish_time", "claimable_time", "wait", "finalizer", "permit_wait"),
+            *("finalizing_ms", "deaths"),
+        ),
     ),
     Case(
         "finish_failed",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -10,8 +10,8 @@ import pytest
 from kernel.config import Limit
 from kernel.context import Context
 from kernel.directives import Sleep, Yield
-from kernel.errors import NonRetryable, WorkflowCanceled
-from kernel.permit_words import Owner
+from kernel.errors import CoordinationRejected, CoordinationUnavailable, NonRetryable, WorkflowCanceled
+from kernel.permit_words import Owner, Permit
 from tests.engine.flows import flow, gives, raises, seconds, step
 from tests.engine.occupied import Occupied
 from tests.engine.test_claims import set_fields
@@ -50,6 +50,69 @@ def test_a_call_of_many_leases_keeps_its_place(rig: SteppedRig) -> None:
     assert seen == [1]
     assert permits(worker).counters["permit_lost"] == 0
     assert permits(worker).holds == 0
+
+
+def beside_each_other(rig: SteppedRig, inner: Callable[[Context], Any]) -> tuple[RigWorker, str, str]:
+    """Two calls in one worker, that of the second workflow while the first one's goes on; both have places."""
+    rig.limits |= {name: Limit(max_concurrency=1) for name in ("scanner", "printer")}
+
+    def outer(ctx: Context) -> str:
+        rig.pass_once(worker)
+        return "scanned"
+
+    scans = flow(rig, step(rig, "a", outer, resource="scanner"), type="scans")
+    prints = flow(rig, step(rig, "a", inner, resource="printer"), type="prints")
+    worker = rig.worker(scans, prints, slots=2)
+    first = rig.start(scans, "first")
+    worker.loop.pass_once()
+    second = rig.start(prints, "second")
+    return worker, first, second
+
+
+@pytest.mark.req("prm-lease", "prm-renew-script")
+def test_a_spoilt_resource_costs_no_other_resource_its_places(rig: SteppedRig) -> None:
+    """Whatever somebody has written into a key of the scanner: the printer's place is kept while its call runs."""
+    seen: list[tuple[int, int]] = []
+    renew = rig.permits.renew
+
+    def renewed(held: Sequence[Permit]) -> Any:
+        if any(permit.resource == "scanner" for permit in held):
+            raise CoordinationRejected("WRONGTYPE: the key holds what no kernel wrote")
+        return renew(held)
+
+    def inner(ctx: Context) -> str:
+        rig.permits.renew = renewed  # type: ignore[method-assign]
+        rig.base_runner.event().wait(10 * rig.settings.permit_lease_ms / 1000)
+        seen.append((len(rig.permits.owners("scanner")), len(rig.permits.owners("printer"))))
+        return "printed"
+
+    worker, *ids = beside_each_other(rig, inner)
+    rig.finish(*ids)
+
+    assert seen == [(0, 1)]
+    assert permits(worker).counters["permit_lost"] == 0
+
+
+@pytest.mark.req("prm-lease")
+def test_a_redis_that_is_away_is_asked_once_for_all_places(rig: SteppedRig) -> None:
+    """Each question may cost a timeout, and the places of the others could lapse meanwhile."""
+    asked_for: list[list[str]] = []
+    renew = rig.permits.renew
+
+    def away(held: Sequence[Permit]) -> Any:
+        asked_for.append([permit.resource for permit in held])
+        raise CoordinationUnavailable("the permits are away")
+
+    def inner(ctx: Context) -> str:
+        rig.permits.renew = away  # type: ignore[method-assign]
+        assert permits(worker).pass_once() == 2
+        rig.permits.renew = renew  # type: ignore[method-assign]
+        return "printed"
+
+    worker, *ids = beside_each_other(rig, inner)
+    rig.finish(*ids)
+
+    assert len(asked_for) == 1
 
 
 def ends(rig: SteppedRig) -> dict[str, Callable[[Context], Any]]:

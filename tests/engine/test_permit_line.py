@@ -152,6 +152,27 @@ def test_a_dispatcher_finds_it_as_well(rig: SteppedRig) -> None:
     assert rig.queue.due_of(row.workflow_id) == lost_ms
 
 
+@pytest.mark.req("prm-wake-lost")
+@pytest.mark.parametrize("lost", ["a", "b"])
+def test_of_two_steps_in_two_lines_each_is_looked_after(rig: SteppedRig, lost: str) -> None:
+    """The row shows one of them."""
+    resources = {"a": "printer", "b": "scanner"}
+    places = {name: Occupied(rig, resource) for name, resource in resources.items()}
+    steps = [step(rig, name, depends_on=[], resource=resource) for name, resource in resources.items()]
+    rig.worker(definition := flow(rig, *steps), permit_wait_ms=600_000)
+    workflow_id = rig.start(definition)
+    rig.run(lambda: all(s.traffic_since_time for s in rig.instance(workflow_id).steps), "both steps are refused")
+    row = waits(rig, workflow_id)
+    rig.permits.of(resources[lost]).line.clear()
+    places[lost].free()
+    lost_ms = rig.clock.wall_ms()
+
+    rig.run(lambda: rig.step(workflow_id, lost).status == "completed", "the step whose place is free runs")
+
+    assert row.claimable_time is not None
+    assert rig.clock.wall_ms() - lost_ms <= rig.settings.scan_ms + rig.settings.poll_ms < row.claimable_time - lost_ms
+
+
 @pytest.mark.req("prm-wake-lost", "prm-refused")
 def test_no_number_of_those_in_line_hides_one_that_is_not(rig: SteppedRig) -> None:
     """A pass looks at so many pages, and the next one goes on there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from kernel.permit_words import WORKFLOW
 from tests.engine.flows import Activity, flow, raises, seconds, step
 from tests.engine.occupied import Occupied
 from tests.engine.test_permits import waits
-from tests.support.engine_rig import LiveRig, Rig, SteppedRig
+from tests.support.engine_rig import LiveRig, Rig, RigWorker, SteppedRig
 from tests.support.wait import wait_until
 
 
@@ -213,6 +214,92 @@ def test_a_step_in_line_is_still_called_after_the_whole_had_to_wait(rig: Stepped
     rig.finish(workflow_id)
 
     assert rig.clock.wall_ms() - freed_ms <= rig.settings.poll_ms
+
+
+@pytest.mark.req("prm-tenant", "fpr-excludes")
+def test_a_place_of_the_resource_that_was_asked_for_before_is_none_of_the_one_that_is_asked_for_now(
+    rig: SteppedRig,
+) -> None:
+    """The Definition has got another resource while the workflow stood in line."""
+    red, blue = Occupied(rig, "red"), Occupied(rig, "blue")
+    old, new = (flow(rig, "a", resource=name) for name in ("red", "blue"))
+    assert old.plan.key == new.plan.key
+    first = rig.worker(old, permit_wait_ms=600_000)
+    workflow_id = rig.start(old)
+    waits(rig, workflow_id)
+    first.kill()
+    second = rig.worker(new, permit_wait_ms=600_000)
+
+    red.free()
+    rig.run(lambda: not rig.permits.of("red").line, "it has left the line for red", second)
+    assert rig.ledger.entries == []
+    assert waits(rig, workflow_id).permit_wait.resource == "blue"  # type: ignore[union-attr]
+    assert rig.permits.owners("red") == []
+    blue.free()
+    freed_ms = rig.clock.wall_ms()
+    rig.finish(workflow_id)
+    assert rig.clock.wall_ms() - freed_ms <= rig.settings.poll_ms
+    assert rig.permits.owners("blue") == []
+
+
+def restarted(rig: SteppedRig, scan_ms: int) -> tuple[Occupied, list[str], Callable[[], RigWorker]]:
+    """Three of a tenant that wait for its only place, whose worker is gone. The place, they, and what makes the new
+    worker: Redis still knows the line, and no living process was ever refused a place of that tenant."""
+    occupied = Occupied(rig, "tenant_work:acme")
+    definition = tenant_flow(rig)
+    options = {"permit_wait_ms": 600_000, "scan_ms": scan_ms}
+    gone = rig.worker(definition, **options)
+    ids = [rig.start(definition, f"k{number}", input="acme") for number in range(3)]
+    for workflow_id in ids:
+        waits(rig, workflow_id)
+    gone.kill()
+    return occupied, ids, lambda: rig.worker(definition, **options)
+
+
+def lapse(rig: SteppedRig, in_ms: int) -> None:
+    """The tenant's place is kept by nobody any more: its lease ends."""
+    holders = rig.permits.of("tenant_work:acme").holders
+    for owner in holders:
+        holders[owner] = (rig.store.now_ms() + in_ms, 0)
+
+
+@pytest.mark.parametrize("how", ["its lease ends", "the worker that was called is gone"])
+@pytest.mark.req("prm-tenant", "prm-expiry", "prm-wake-lost")
+def test_after_a_restart_of_everything_a_tenants_line_goes_on(rig: SteppedRig, how: str) -> None:
+    occupied, ids, start = restarted(rig, scan_ms=10_000)
+    if how == "its lease ends":
+        lapse(rig, 1_000)
+    else:
+        assert occupied.free() == 1
+        assert rig.queue.pop(1)[0]
+    began_ms = rig.clock.wall_ms()
+
+    start()
+    rig.finish(*ids)
+
+    assert rig.clock.wall_ms() - began_ms <= 10_000 + 2_500 + rig.settings.poll_ms
+
+
+@pytest.mark.req("prm-tenant", "prm-wake-lost")
+def test_a_place_that_a_scan_handed_over_in_vain_is_looked_after(rig: SteppedRig) -> None:
+    """Whoever was called by the scan has died with the call, and the next scan is a minute away."""
+    _, ids, start = restarted(rig, scan_ms=60_000)
+    lapse(rig, 1_000)
+    sweep, lost = rig.permits.sweep, []
+
+    def loses(resource: str, limit: Limit) -> int:
+        handed = sweep(resource, limit)
+        if handed and not lost:
+            lost.extend(rig.queue.pop(1)[0])
+        return handed
+
+    rig.permits.sweep = loses  # type: ignore[method-assign]
+    start()
+    rig.run(lambda: bool(lost), "a scan hands the place over")
+    lost_ms = rig.clock.wall_ms()
+    rig.finish(*ids)
+
+    assert rig.clock.wall_ms() - lost_ms <= 2_500 + rig.settings.poll_ms
 
 
 def test_a_failing_workflow_needs_no_place_for_its_end(rig: SteppedRig) -> None:

@@ -41,6 +41,9 @@ class ArmedPermits:
     def missing(self, resource: str, pairs: Sequence[tuple[str, str]]) -> list[bool]:
         return list(self._inner.missing(resource, pairs))
 
+    def leave(self, resource: str, pairs: Sequence[tuple[str, str]], limit: Limit) -> int:
+        return int(self._inner.leave(resource, pairs, limit))
+
     def renew(self, permits: Sequence[Permit]) -> list[Renewal]:
         return self._hurt("permit_renew", permits[0].owner.workflow_id, lambda: self._inner.renew(permits))
 

@@ -54,7 +54,7 @@ class RawPermits:
         return int(reply[len(asked) :] or 0), reply[: len(asked)]
 
     def release(
-        self, owners: Iterable[tuple[str, str, str]], limits: Limits, now: int, *, channel: bytes = b""
+        self, owners: Iterable[tuple[str, ...]], limits: Limits, now: int, *, channel: bytes = b""
     ) -> list[int]:
         """[owners that held a place, hand-overs]."""
         text = "\x1e".join("\x1f".join(owner) for owner in owners)

@@ -127,6 +127,53 @@ def test_a_newcomer_is_refused_only_while_a_live_entry_waits(permits: RawPermits
     assert permits.acquire("new", ONE, START + 11_001)[0] == 1
 
 
+def stands(permits: RawPermits, pair: tuple[str, str]) -> set[str]:
+    """The parts of the line that know this pair."""
+    return {part for part in ("line", "waiting", "reserved") if pair in permits.scores(part)}
+
+
+@pytest.mark.req("prm-release", "can-wait-released")
+def test_who_waits_no_longer_leaves_the_line_and_its_place_goes_to_the_next_at_once(permits: RawPermits) -> None:
+    names = fill(permits, 3)
+    pairs = [(name, "print") for name in names]
+    permits.release([HOLDER], ONE, START + 50)
+    assert [stands(permits, pair) for pair in pairs[:2]] == [{"line", "waiting", "reserved"}, {"line", "waiting"}]
+
+    assert permits.release([pairs[0], ("unknown", "print")], ONE, START + 60) == [0, 1]
+
+    assert stands(permits, pairs[0]) == set()
+    assert permits.scores("reserved") == {pairs[1]: START + 60 + 2_000}
+    assert permits.ready(1)[names[1]] == START + 60
+    assert permits.release([pairs[2]], ONE, START + 70) == [0, 0], "the place is reserved for another"
+    assert stands(permits, pairs[2]) == set()
+    assert permits.release([pairs[1]], ONE, START + 80) == [0, 0], "nobody is left"
+    assert permits.acquire("new", ONE, START + 81)[0] == 1
+
+
+@pytest.mark.req("prm-pause", "prm-release")
+def test_who_waits_no_longer_leaves_the_line_of_a_paused_resource_too(permits: RawPermits) -> None:
+    names = fill(permits, 2)
+    paused: Limits = (1, 0, True)
+    permits.release([HOLDER], ONE, START + 50)
+
+    assert permits.release([(names[0], "print")], paused, START + 60) == [0, 0]
+
+    assert stands(permits, (names[0], "print")) == set()
+    assert stands(permits, (names[1], "print")) == {"line", "waiting"}, "nothing is handed over"
+    assert names[1] not in permits.ready(1)
+
+
+@pytest.mark.req("prm-release", "prm-release-owner-only")
+def test_one_call_frees_an_owner_and_takes_a_pair_out_of_the_line(permits: RawPermits) -> None:
+    names = fill(permits, 2)
+
+    assert permits.release([HOLDER, (names[0], "print")], ONE, START + 50) == [1, 1]
+
+    assert permits.holders() == {}
+    assert stands(permits, (names[0], "print")) == set()
+    assert list(permits.scores("reserved")) == [(names[1], "print")]
+
+
 @pytest.mark.req("prm-release", "prm-wake-lost")
 def test_a_reserved_place_that_nobody_takes_passes_on_after_two_seconds(permits: RawPermits) -> None:
     names = fill(permits, 2)

@@ -7,6 +7,7 @@ between calls, the same owner asks twice, Redis is emptied or loses one key, ids
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import hypothesis.strategies as st
@@ -56,7 +57,7 @@ class Twins:
     def renew(self, owners: list[tuple[Owner, int, int]]) -> None:
         assert self.real.renew(owners, 3_000, self.now) == self.model.renew(owners, 3_000, self.now)
 
-    def release(self, owners: list[Owner], limits: Limits) -> None:
+    def release(self, owners: Sequence[tuple[str, ...]], limits: Limits) -> None:
         assert self.real.release(owners, limits, self.now) == self.model.release(owners, limits, self.now)
 
     def deferred(self, pair: Pair, lane: int, in_line: bool) -> None:
@@ -95,15 +96,17 @@ def _play(twins: Twins, choose: random.Random, steps: int) -> None:
     def pair() -> Pair:
         return choose.choice(IDS), STEPS[choose.random() < 0.1]
 
-    kinds = ("acquire", "release", "sweep", "renew", "deferred", "stats", "time", "limits", "loss", "start")
+    kinds = ("acquire", "release", "sweep", "renew", "deferred", "stats", "time", "limits", "loss", "start", "leave")
     for _ in range(steps):
-        match choose.choices(kinds, (14, 6, 2, 2, 2, 1, 7, 1, 0.3, 4))[0]:
+        match choose.choices(kinds, (14, 6, 2, 2, 2, 1, 7, 1, 0.3, 4, 2))[0]:
             case "acquire":
                 request, lane = choose.choice((0, 0, 0, 1, 1023)), choose.choice((0, 1, 1, 2, 3))
                 twins.acquire(pair(), choose.choice(TOKENS), request, lane, limits, choose.choice((500, 3_000)))
             case "release":
                 owners = [owner for owner, _, _ in choose.sample(twins.granted, min(2, len(twins.granted)))]
                 twins.release([*owners, (*pair(), "t3")][: choose.randint(1, 3)], limits)
+            case "leave":
+                twins.release([pair() for _ in range(choose.randint(1, 2))], limits)
             case "sweep":
                 twins.release([], limits)
             case "renew" if twins.granted:
@@ -163,9 +166,9 @@ class PermitMachine(RuleBasedStateMachine):
     def acquire(self, pair: Pair, token: str, request: int, lane: int, limits: Limits) -> None:
         self.twins.acquire(pair, token, request, lane, limits, 3_000)
 
-    @rule(owners=st.lists(st.tuples(_pairs, _tokens), max_size=3), limits=_limits)
-    def release(self, owners: list[Any], limits: Limits) -> None:
-        self.twins.release([(*pair, token) for pair, token in owners], limits)
+    @rule(owners=st.lists(st.tuples(_pairs, _tokens), max_size=3), gone=st.lists(_pairs, max_size=2), limits=_limits)
+    def release(self, owners: list[Any], gone: list[Pair], limits: Limits) -> None:
+        self.twins.release([*((*pair, token) for pair, token in owners), *gone], limits)
 
     @rule(pair=_pairs, token=_tokens, epoch=st.sampled_from((START, START + 1)))
     def renew(self, pair: Pair, token: str, epoch: int) -> None:

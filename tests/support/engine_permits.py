@@ -103,6 +103,10 @@ class MemoryPermits:
         pair = (workflow_id, step)
         return bool(self._call("deferred", resource, lambda model, now_ms: model.deferred(pair, lane, in_line, now_ms)))
 
+    def leave(self, resource: str, pairs: Sequence[tuple[str, str]], limit: Limit) -> int:
+        reply = self._call("leave", resource, lambda model, now_ms: model.release(pairs, _terms(limit), now_ms))
+        return int(reply[1])
+
     def missing(self, resource: str, pairs: Sequence[tuple[str, str]]) -> list[bool]:
         return [bool(gone) for gone in self._call("missing", resource, lambda model, now_ms: model.missing(pairs))]
 

@@ -131,12 +131,17 @@ class PermitModel:
             outcomes += outcome
         return self.epoch if "2" in outcomes else 0, outcomes
 
-    def release(self, owners: Iterable[tuple[str, str, str]], limits: tuple[int, int, bool], now: int) -> list[int]:
-        freed = sum(self.holders.pop(owner, None) is not None for owner in set(owners))
+    def release(self, owners: Iterable[tuple[str, ...]], limits: tuple[int, int, bool], now: int) -> list[int]:
+        """Owners, and pairs that wait no longer."""
+        named = set(owners)
+        freed = sum(self.holders.pop(owner, None) is not None for owner in named if len(owner) == 3)
         if not self.lined:
             return [freed, 0]
         self._expire(now)
         self._lapse(now)
+        for pair in (owner for owner in named if len(owner) == 2):
+            self.line.pop(pair, None)
+            self.reserved.pop(pair, None)
         if limits[2]:
             return [freed, 0]
         return [freed, self._hand_over(now, limits, held=len(self.holders))]
