@@ -254,14 +254,15 @@ class Claimer:
 
     def _before_its_time(self, instance: Instance, wanted: Held, now_ms: int, *, alone: bool) -> ClaimAnswer:
         """It waits for a permit: popped so early, a place was handed over to it, or somebody lost the line and wants
-        everybody to ask again. Where there is no place the row stays as it is, with its time and its place in line; the
-        id is not pushed back, because that would move the next hand-over's push to that later time."""
+        everybody to ask again. Where there is no place the row stays as it is, with its time and its place in line, and
+        its id goes back to the lanes for that time, at which another step of it may be due. A place that is handed over
+        just before that push is called for too late and passes on after 2 s; a later one comes first in the lane."""
         waits = Stale(instance.workflow_id, "waits for a permit")
         if self._handed_over is None or instance.permit_wait is None:
             return waits
         permit = self._handed_over.permit(instance, wanted.claim_token, now_ms)
         if permit is None:
-            return waits
+            return NotYet(instance.workflow_id, instance.business_priority, instance.claimable_time or now_ms)
         transition = transitions.claim_handed_over(
             wanted, resource=instance.permit_wait.resource, **self._terms, alone=alone, commit_id=self._commit_id()
         )

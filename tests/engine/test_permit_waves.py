@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kernel.candidates import Candidate
 from kernel.config import Limit
 from kernel.context import Context
 from kernel.definition import Definition, RetryPolicy
@@ -214,3 +215,35 @@ def test_a_last_step_that_is_skipped_for_its_timeout_ends_the_workflow_without_a
     row = rig.instance(workflow_id)
     assert (row.status, row.steps[0].status, row.permit_wait) == ("completed", "skipped", None)
     assert whole.taken == 1
+
+
+@pytest.mark.req("slp-activate", "prm-wake-lost")
+@pytest.mark.parametrize("hint", ["another was faster", "Redis was wiped"])
+def test_a_call_in_vain_makes_no_timer_of_a_sibling_late(make_rig: Callable[..., SteppedRig], hint: str) -> None:
+    """The id was in the lanes for the timer, and was popped for the place."""
+    rig = make_rig(poll_ms=5_000, scan_ms=30_000, lease_ms=30_000, renew_ms=10_000, fence_ms=25_000)
+    Occupied(rig, "printer")
+    late_ms: list[int] = []
+
+    def sleeps(ctx: Context) -> Any:
+        if ctx.resume is None:
+            return Sleep(seconds(ctx.input))
+        late_ms.append(rig.clock.wall_ms() - due_ms[ctx.workflow_id])
+        return "rested"
+
+    steps = [step(rig, "a", resource="printer", depends_on=[]), step(rig, "b", sleeps, depends_on=[])]
+    rig.worker(definition := flow(rig, *steps), permit_wait_ms=600_000)
+    ids = [rig.start(definition, f"k{number}", input=10 + 7 * number) for number in range(8)]
+    due_ms = {workflow_id: waits(rig, workflow_id).claimable_time or 0 for workflow_id in ids}
+    if hint == "Redis was wiped":
+        rig.permits.wipe()
+        Occupied(rig, "printer")
+    else:
+        now_ms = rig.clock.wall_ms()
+        rig.queue.push([Candidate(workflow_id, 1, now_ms) for workflow_id in ids])
+    refused = len(rig.permits.refusals)
+
+    rig.run(lambda: len(late_ms) == len(ids), "the siblings wake")
+
+    assert len(rig.permits.refusals) >= refused + len(ids), "all were called in vain"
+    assert max(late_ms) <= rig.settings.poll_ms
