@@ -78,6 +78,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     landmark: Landmark = Landmark()
     page_tries: int = 0
     """How often the page at `cursor` was tried in vain."""
+    told_tries: int = 0
+    """How often of these it was read, and somebody in it could not be told."""
     fault: str | None = None
     """Why, the last time."""
     tally: Tally = Tally()

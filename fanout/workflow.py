@@ -162,7 +162,7 @@ def _told(found: object, limit: int, ctx: Context, progress: Progress) -> Outcom
     """Tell the page that was read: the directive for the next one, or the output after the last."""
     page = checked(found, progress.cursor, limit)
     landmark = progress.landmark if page.next_cursor is None else progress.landmark.passed(page.next_cursor)
-    told = tell(ctx, ctx.input, page.subscribers, progress.page_tries)
+    told = tell(ctx, ctx.input, page.subscribers, progress.told_tries)
     tally = progress.tally + told.tally
     samples = (*progress.samples, *told.samples)[:SAMPLES_KEPT]
     if page.next_cursor is None:
@@ -180,6 +180,7 @@ def _again(ctx: Context, progress: Progress, backoff: RetryPolicy, error: Except
         cursor=progress.cursor,
         landmark=progress.landmark,
         page_tries=tries,
+        told_tries=progress.told_tries + isinstance(error, PageFailed),
         fault=fault,
         tally=progress.tally + Tally(tries=1),
         samples=progress.samples,

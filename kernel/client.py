@@ -175,18 +175,17 @@ class Client(Closing):
         plan = plan_of(plan)
         inserts = [self._insert(plan, key, value, lane_of(priority), timedelta(0)) for key, value in requests]
         answers = self._store.insert_all(inserts)
-        handles: list[Handle] = []
-        fresh: list[Handle] = []
-        for (key, value), answer in zip(requests, answers, strict=True):
-            if isinstance(answer, Inserted):
-                fresh.append(Handle(self, to_instance(answer.document), "created"))
-                handles.append(fresh[-1])
-                self._note("workflow.created", instance=fresh[-1].instance)
-            else:
-                handles.append(self.start_or_resume(plan, biz_key=key, input=value, priority=priority))
-        self._activated(plan, fresh)
-        self._enqueue([handle.instance for handle in fresh])
-        return handles
+        created = [(k, to_instance(a.document)) for k, a in enumerate(answers) if isinstance(a, Inserted)]
+        fresh = {k: Handle(self, instance, "created") for k, instance in created}
+        # Before the others, of which one may be refused: these are registered.
+        for handle in fresh.values():
+            self._note("workflow.created", instance=handle.instance)
+        self._activated(plan, list(fresh.values()))
+        self._enqueue([handle.instance for handle in fresh.values()])
+        return [
+            fresh.get(k) or self.start_or_resume(plan, biz_key=key, input=value, priority=priority)
+            for k, (key, value) in enumerate(requests)
+        ]
 
     def _activated(self, plan: Plan, handles: Sequence[Handle]) -> None:
         """What an earlier run showed goes before anybody is woken for this one, or the first frames of a fast worker go
@@ -381,14 +380,16 @@ class Client(Closing):
         return self.progress.follow(workflow_id, last_event_id, **options)
 
     def _enqueue(self, instances: Sequence[Instance]) -> None:
-        """Tell the queue whatever the branch was (sor-enqueue-always): a vain candidate costs one vain claim."""
-        if not instances:
-            return
+        """Tell the queue whatever the branch was (sor-enqueue-always): a vain candidate costs one vain claim. But for
+        who waits for a permit: a place may have been handed to it, and its id would be moved to its own later time."""
         now_ms = self._store.now_ms()
         candidates = [
             Candidate(i.workflow_id, i.business_priority, now_ms if i.claimable_time is None else i.claimable_time)
             for i in instances
+            if i.permit_wait is None or (i.claimable_time or 0) <= now_ms
         ]
+        if not candidates:
+            return
         try:
             self._queue.push(candidates)
         except (CoordinationUnavailable, CoordinationRejected) as error:

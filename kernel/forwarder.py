@@ -176,7 +176,8 @@ class Forwarder:
                 events.append(frame_event(frame, position))
                 self._shown = True
             self._offset += 1
-        self._more = self._offset < batch.length - (batch.terminal is not None)
+        # Frames whose generation is gone are nobody's: there is nothing more to read until the next one begins.
+        self._more = batch.generation != 0 and self._offset < batch.length - (batch.terminal is not None)
         return events
 
     # --- the end -----------------------------------------------------------------------------------------

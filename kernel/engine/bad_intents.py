@@ -46,12 +46,12 @@ class BadIntents:
             log.error("the intent of %s in %s can not be dispatched and is kept: %s", object_id, self._source, reason)
         return fresh
 
-    def rest(self, object_id: str, reason: str) -> bool:
-        """As `report`, and leave it alone for a while, twice as long as the last time."""
+    def rest(self, object_id: str, reason: str, *, most_ms: int | None = None) -> bool:
+        """As `report`, and leave it alone for a while, twice as long as the last time, `most_ms` at most."""
         fresh = self.report(object_id, reason)
         with self._lock:
             bad = self._noted(object_id, reason)[0]
-            delay_ms = min(self._delay_ms * 2 ** min(bad.tries, 30), self._delay_max_ms)
+            delay_ms = min(self._delay_ms * 2 ** min(bad.tries, 30), most_ms or self._delay_max_ms)
             bad.tries += 1
             bad.until_ms = self._clock.boot_ms() + delay_ms
         return fresh

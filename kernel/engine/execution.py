@@ -53,7 +53,7 @@ class Execution:
         self._ending = Ending(services, definition, claim, self._stream.sink)
         self._permits = ClaimPermits(services.permits, definition, claim)
         self._entering = Entering(services, definition, depends_on, claim)
-        self._give_back = False
+        self._give_back = self._went_on = False
 
     def run(self) -> None:
         """Advance until the claim ends. Never raises: what goes wrong is recorded, or left to the lease."""
@@ -93,6 +93,10 @@ class Execution:
         now_ms = self._s.store.now_ms()
         if self._activate_own(instance, now_ms):
             return True
+        # Not at once: who gave the claim back has just looked, and a signal that nobody can read would be a hot loop.
+        if self._went_on and self._s.inbox.is_called(instance):
+            return self._release(instance)
+        self._went_on = True
         self._permits.look_for_place(readiness.enterable(self._depends_on, instance.steps), now_ms)
         ready = readiness.ready(self._depends_on, instance.steps, now_ms, self._permits.handed_step)
         if not ready:

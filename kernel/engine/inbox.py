@@ -230,6 +230,19 @@ class Inbox:
         except KernelError as error:
             log.warning("the inbox can not be asked for %s, the sweep will: %s", instance.workflow_id, error)
 
+    def is_called(self, instance: Instance) -> bool:
+        """Whether a signal is pending for a wait of this instance, which somebody holds: only its holder can make room
+        for it, because nobody else may write (sig-check-after-suspend). Never raises."""
+        try:
+            return any(
+                not consumed(instance, signal.signal_id)
+                for index in signal_waits(instance)
+                for signal in self._pending_for(instance, index)
+            )
+        except KernelError as error:
+            log.debug("the inbox can not be asked for %s: %s", instance.workflow_id, error)
+            return False
+
     def _recheck_step(self, instance: Instance, index: int) -> bool:
         for signal in self._pending_for(instance, index):
             if consumed(instance, signal.signal_id):

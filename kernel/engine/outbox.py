@@ -18,6 +18,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from kernel.dispatch import DispatchSource, DueIntent
 from kernel.engine.bad_intents import BadIntents
@@ -33,6 +34,8 @@ COUNTERS = ("dispatched", "released", "refused", "poison", "lost", "scans")
 _WRITES = ("dispatched", "released", "refused")
 _NO_REDIS = (CoordinationUnavailable, CoordinationRejected)
 _AWAY_RETRY_MS = 1_000
+_FAILURES_MAX = 2
+"""Objects that fail before the others are left alone and the source is asked whether it is there."""
 _TOGETHER_MS = 50
 """The shortest sleep: what becomes due within it is taken together, and not by a round of its own each."""
 
@@ -82,6 +85,11 @@ class Outbox:
         self.counted(name)
         if name in _WRITES:
             self._committed()
+
+
+class _Failure(NamedTuple):
+    object_id: str
+    error: Unavailable
 
 
 class SourceRecovery:
@@ -290,30 +298,61 @@ class SourceRecovery:
         """Handle these one by one, on this thread and in what slots are to be had beside it. What a stop or an absent
         source leaves over is noted again. Raises what made the source unusable."""
         queue = deque(dict.fromkeys(object_ids))
-        failures: list[Unavailable] = []
-        others = [self._a.runner.event() for _ in range(self._outbox.spare.take(len(queue) - 1))]
-        for done in others:
-            self._a.runner.spawn("dispatch", lambda done=done: self._slot(queue, failures, done))  # type: ignore[misc]
+        failures: list[_Failure] = []
+        others = [
+            done for _ in range(self._outbox.spare.take(len(queue) - 1)) if (done := self._beside(queue, failures))
+        ]
         self._work(queue, failures)
         for done in others:
             done.wait()
+        away = bool(failures) and not self._answers()
+        if failures and not away:
+            self._put_aside(failures)
+        elif failures:
+            queue.extend(failure.object_id for failure in failures)
         if queue:
             due_ms = self._source.now_ms() + (_AWAY_RETRY_MS if failures else 0)
             self._note([DueIntent(object_id, due_ms) for object_id in queue])
-        if failures:
-            raise failures[0]
+        if away:
+            raise failures[0].error
         if object_ids:
             self._answered = True
 
-    def _slot(self, queue: deque[str], failures: list[Unavailable], done: Event) -> None:
+    def _answers(self) -> bool:
+        """Whether the source is there: then it is those objects that it refuses, and not everything."""
+        try:
+            self._source.due(after=None, limit=1)
+        except Unavailable:
+            return False
+        return True
+
+    def _put_aside(self, failures: Sequence[_Failure]) -> None:
+        """For no longer than a scan period: the source may be able to read and, for a while, not to write."""
+        for object_id, error in failures:
+            reason = f"{type(error).__name__}: {error}"
+            self._bad.rest(object_id, reason, most_ms=self._a.settings.dispatch_scan_ms)
+            self._outbox.count("poison")
+
+    def _beside(self, queue: deque[str], failures: list[_Failure]) -> Event | None:
+        """Work in one of the shared slots; told when it has ended. None when there is no thread to be had for it."""
+        done = self._a.runner.event()
+        try:
+            self._a.runner.spawn("dispatch", lambda: self._slot(queue, failures, done))
+        except RuntimeError:
+            log.exception("no thread could be started for %s", self.name)
+            self._outbox.spare.give_back()
+            return None
+        return done
+
+    def _slot(self, queue: deque[str], failures: list[_Failure], done: Event) -> None:
         try:
             self._work(queue, failures)
         finally:
             self._outbox.spare.give_back()
             done.set()
 
-    def _work(self, queue: deque[str], failures: list[Unavailable]) -> None:
-        while not failures and not self._outbox.stop.is_set():
+    def _work(self, queue: deque[str], failures: list[_Failure]) -> None:
+        while len(failures) < _FAILURES_MAX and not self._outbox.stop.is_set():
             try:
                 object_id = queue.popleft()
             except IndexError:
@@ -324,8 +363,7 @@ class SourceRecovery:
             try:
                 self._registration.handle(object_id)
             except Unavailable as error:
-                failures.append(error)
-                queue.append(object_id)
+                failures.append(_Failure(object_id, error))
             except Exception as error:
                 # It does not decode, or the source's own code has a fault with it: this object waits, the others of
                 # its batch do not.

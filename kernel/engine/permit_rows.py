@@ -30,8 +30,8 @@ from kernel.errors import (
 from kernel.ids import check_resource
 from kernel.permit_words import Owner
 from kernel.records import to_instance
-from kernel.states import CLAIMABLE
-from kernel.store.conditional import Exists, Missing, OneOf
+from kernel.states import RUNNING
+from kernel.store.conditional import Equals, Exists, Missing
 from kernel.store.protocol import Query
 from kernel.store.tables import INSTANCES
 
@@ -72,7 +72,7 @@ class PermitRows:
         return queued
 
     def _page(self) -> list[_Row]:
-        guards = (Exists(_RESOURCE), OneOf("status", CLAIMABLE), Missing("claim_token"), Missing("parked"))
+        guards = (Exists(_RESOURCE), Equals("status", RUNNING), Missing("claim_token"), Missing("parked"))
         page = self._s.settings.scan_page
         return self._s.store.scan(Query(INSTANCES, guards, _RESOURCE, _COLUMNS, limit=page, after=self._after))
 

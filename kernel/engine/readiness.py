@@ -101,7 +101,13 @@ def projected(steps: Sequence[StepRecord], index: int, status: StepStatus, **fie
 
 
 def only_successor(depends_on: Dependencies, steps: Sequence[StepRecord], completed: int) -> int | None:
-    """The step to enter in the same write that completes `completed`: the only one that becomes enterable."""
+    """The step to enter in the same write that completes `completed`: the only one that becomes enterable.
+
+    None while another step waits: between two steps is when a holder looks whether what that one waits for has come,
+    and a chain of long steps would put it off to the end of the chain.
+    """
+    if any(step.status == STEP_WAITING for step in steps):
+        return None
     after = enterable(depends_on, projected(steps, completed, "completed"))
     if len(after) == 1 and steps[after[0]].status == STEP_PENDING and steps[after[0]].due_time is None:
         return after[0]

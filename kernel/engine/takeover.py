@@ -26,7 +26,7 @@ from kernel.errors import CorruptRecord, OutcomeUnknown, StoreUnavailable, Unkno
 from kernel.ids import IdSource
 from kernel.permit_words import Permit
 from kernel.records import Document, ErrorRecord, Instance, bears_mark, to_instance
-from kernel.states import CLAIMABLE, RUNNING, WAITING
+from kernel.states import CLAIMABLE, FAILING, RUNNING, WAITING
 from kernel.store.conditional import Answer, Applied, Put, Transition
 from kernel.store.protocol import Store
 from kernel.store.tables import INSTANCES
@@ -233,9 +233,10 @@ class Claimer:
         lane, at_ms = instance.business_priority, instance.claimable_time
         if instance.parked is None and instance.status == WAITING:
             return self._waiting(instance, now_ms)
-        if instance.parked is not None or instance.status not in CLAIMABLE:
-            if self._handed_over is not None:
-                self._handed_over.leave(instance)
+        ended = instance.parked is not None or instance.status not in CLAIMABLE
+        if (ended or instance.status == FAILING) and self._handed_over is not None:
+            self._handed_over.leave(instance)
+        if ended:
             return Stale(key, instance.status if instance.parked is None else "parked")
         if instance.definition_key not in self._keys:
             return Mismatch(key, lane)

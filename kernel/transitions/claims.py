@@ -21,7 +21,7 @@ from kernel.store.conditional import (
     PutNowPlus,
     Transition,
 )
-from kernel.transitions.parts import UNCLAIM, Held, Rest, held, resting, transition
+from kernel.transitions.parts import NOTHING_MORE, UNCLAIM, Held, Rest, held, resting, transition
 
 SUSPECT_DEATHS = 2
 """From this many deaths on an instance runs alone in its worker (DECISIONS detail 4)."""
@@ -209,7 +209,7 @@ def _parked(reason: str, now_ms: int, fail: ErrorRecord | None) -> tuple[Change,
     if fail is not None:
         # The Definition asked for an end instead: the failure is brought to its end by the next claim.
         failing = (Put("status", FAILING), Put("error", to_document(fail)), Put("deaths", 0))
-        return (*failing, PutNow("claimable_time"), *UNCLAIM)
+        return (*failing, *NOTHING_MORE, PutNow("claimable_time"), *UNCLAIM)
     record = ParkedRecord(reason=reason, since_time=now_ms)
     return (Put("parked", to_document(record)), Add("deaths", 1), Clear("claimable_time"), *UNCLAIM)
 

@@ -14,13 +14,23 @@ from kernel.states import (
     InstanceStatus,
 )
 from kernel.store.conditional import Add, Change, Clear, Equals, OneOf, Put, PutNow, PutNowPlus, Transition
-from kernel.transitions.parts import PROGRESS, UNCLAIM, Held, executed, held, step_error, step_field, transition
+from kernel.transitions.parts import (
+    NOTHING_MORE,
+    PROGRESS,
+    UNCLAIM,
+    Held,
+    executed,
+    held,
+    step_error,
+    step_field,
+    transition,
+)
 from kernel.transitions.steps import COMPLETION
 
 
 def enter_failing(claim: Held, *, error: ErrorRecord, commit_id: str) -> Transition:
     """running → failing, kept by the same claim: from here on only the failure is completed (fin-failing-first)."""
-    changes = (Put("status", FAILING), Put("error", to_document(error)), Clear("wait"), Clear("finalizer"))
+    changes = (Put("status", FAILING), Put("error", to_document(error)), *NOTHING_MORE)
     return transition("enter_failing", claim.workflow_id, held(claim), changes, commit_id)
 
 

@@ -38,6 +38,8 @@ UNCLAIM: tuple[Change, ...] = (Clear("claim_token"), Clear("claim_time"), Clear(
 
 PROGRESS: tuple[Change, ...] = (Put("deaths", 0),)
 """A committed step of progress forgives the deaths before it (DECISIONS detail 4)."""
+NOTHING_MORE: tuple[Change, ...] = (Clear("wait"), Clear("permit_wait"), Clear("finalizer"))
+"""What a workflow waits for no longer when it begins to fail: no step of it is entered any more."""
 
 
 def transition(

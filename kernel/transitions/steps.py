@@ -16,6 +16,7 @@ from kernel.states import (
 )
 from kernel.store.conditional import Add, Change, Clear, Equals, Guard, OneOf, Put, PutNow, Transition
 from kernel.transitions.parts import (
+    NOTHING_MORE,
     PROGRESS,
     UNCLAIM,
     Held,
@@ -225,7 +226,7 @@ def fail_step(
         *PROGRESS,
     )
     if failing:
-        changes = (*changes, Put("status", FAILING), Put("error", to_document(error)), Clear("finalizer"))
+        changes = (*changes, Put("status", FAILING), Put("error", to_document(error)), *NOTHING_MORE)
     return transition("fail_step", claim.workflow_id, guards, changes, commit_id)
 
 

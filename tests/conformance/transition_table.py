@@ -363,7 +363,7 @@ STEPS = (
         _row(),
         ("running",),
         RUNNING_STEP,
-        (*FAILED_ONCE, *STEP_ENDED, "deaths", "status", "error", "finalizer"),
+        (*FAILED_ONCE, *STEP_ENDED, "deaths", "status", "error", "wait", "finalizer", "permit_wait"),
     ),
     Case(
         "defer_for_permit",
@@ -441,7 +441,7 @@ ENDS = (
         _row(),
         ("running",),
         None,
-        ("status", "error", "wait", "finalizer"),
+        ("status", "error", "wait", "finalizer", "permit_wait"),
     ),
     Case(
         "finish_completed",

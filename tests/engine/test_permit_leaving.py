@@ -117,3 +117,41 @@ def test_a_parked_workflow_leaves_the_line_and_stands_in_it_again_when_it_is_bac
     freed_ms = rig.clock.wall_ms()
     rig.finish(workflow_id)
     assert (rig.status(workflow_id), rig.clock.wall_ms() - freed_ms <= rig.settings.poll_ms) == ("completed", True)
+
+
+@pytest.mark.req("prm-release", "fin-failing-first")
+def test_who_fails_for_days_holds_up_nobody_and_is_asked_for_by_nobody(rig: SteppedRig) -> None:
+    """Its failure finalizer goes on failing: it is no end, and it waits for no place any more."""
+    printer = Occupied(rig, "printer")
+    steps = [step(rig, "a", resource="printer", depends_on=[]), step(rig, "b", raises(ValueError("no")), depends_on=[])]
+    failing = flow(rig, *steps, type="failing", failure_finalizer=raises(ValueError("away")))
+    printing = flow(rig, step(rig, "a", resource="printer"))
+    worker = rig.worker(failing, printing, permit_wait_ms=600_000)
+    ids = enter_line(rig, failing, CROWD)
+    waits(rig, live := rig.start(printing))
+    rig.run(lambda: {rig.status(workflow_id) for workflow_id in ids} == {"failing"}, "all fail")
+    assert not any("permit_wait" in rig.row(workflow_id) for workflow_id in ids)
+
+    printer.free()
+    freed_ms = rig.clock.wall_ms()
+    rig.finish(live)
+
+    assert rig.clock.wall_ms() - freed_ms <= rig.settings.poll_ms
+    assert in_line(rig) == set()
+    assert worker.sweeps.permit_rows.queue_forgotten() == 0
+
+
+@pytest.mark.req("sor-enqueue-always", "prm-release")
+def test_the_same_request_again_takes_no_place_back(rig: SteppedRig) -> None:
+    """It is registered already, and has just been called: its id is due now, and not at its own time."""
+    printer = Occupied(rig, "printer")
+    rig.worker(definition := flow(rig, step(rig, "a", resource="printer")), permit_wait_ms=600_000)
+    waits(rig, workflow_id := rig.start(definition))
+    printer.free()
+    freed_ms = rig.clock.wall_ms()
+
+    assert rig.start(definition) == workflow_id
+    assert rig.queue.due_of(workflow_id) == freed_ms
+
+    rig.finish(workflow_id)
+    assert rig.clock.wall_ms() - freed_ms <= rig.settings.poll_ms
