@@ -16,7 +16,7 @@ import msgspec
 from kernel.clock import Clock
 from kernel.config import Config
 from kernel.engine.ports import Event, Runner
-from kernel.errors import CoordinationRejected, CoordinationUnavailable
+from kernel.errors import CoordinationRejected, CoordinationUnavailable, StoreUnavailable
 from kernel.forwarder import Forwarder, Outcome, ReaderTimes
 from kernel.frames import Terminal, encode_terminal
 from kernel.ids import IdSource
@@ -116,6 +116,7 @@ class ClientStreams:
         self._settings = settings or StreamSettings()
         self._news = news or NoNews()
         self._tails = threading.Semaphore(TAILS_MAX)
+        self._closed = runner.event()
         self.available = not isinstance(port, NoStreams)
         """Whether there is a Redis at all."""
 
@@ -203,12 +204,17 @@ class ClientStreams:
         stop: Event | None = None,
     ) -> Iterator[StreamEvent]:
         """Every event until the terminal one, waiting for news in between, on the caller's thread. Closing the iterator
-        ends the reader and nothing else (sse-disconnect); setting `stop` ends it within a poll interval."""
+        ends the reader and nothing else (sse-disconnect); setting `stop` ends it within a poll interval, and so does
+        the end of its client, with StoreUnavailable: nobody would ever answer it again."""
         return self._followed(self.forwarder(stream, outcome, last_event_id), stop)
 
     def on_news(self, stream: StreamId, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener`, from another thread, on changes of a stream; returns what ends it."""
         return self._news.register(stream.tag, listener)
+
+    def close(self) -> None:
+        """Whoever follows a stream ends. The connections are others' to close."""
+        self._closed.set()
 
     def _followed(self, forwarder: Forwarder, stop: Event | None) -> Iterator[StreamEvent]:
         changed = self._runner.event()
@@ -216,6 +222,8 @@ class ClientStreams:
         forget = self.on_news(forwarder.stream, changed.set)
         try:
             while not forwarder.ended and not (stop is not None and stop.is_set()):
+                if self._closed.is_set():
+                    raise StoreUnavailable(f"the client that reads {forwarder.stream.workflow_id} was closed")
                 changed.clear()
                 yield from forwarder.poll()
                 wait_ms = forwarder.wait_ms()

@@ -236,8 +236,8 @@ def open_client(
     except InvalidConfig:
         Closing(closers).close()
         raise
-    # Closed first of all: what it has to write still needs the store's clock.
-    closers.append(seen.close)
+    # Closed first of all, readers before them: what the observer has to write still needs the store's clock.
+    closers += [seen.close, streams.close]
     seen.close_at_exit()
     return Client(
         *(store, queue, clock, ids, runner.event()),

@@ -208,3 +208,26 @@ def test_what_can_not_be_closed_does_not_keep_the_rest_open() -> None:
     closing.close()
 
     assert closed == ["last", "first"]
+
+
+@pytest.mark.req("sse-disconnect")
+def test_whoever_follows_a_stream_of_a_closed_client_ends(tmp_path: Path) -> None:
+    """Its store answers nobody any more, which looks like one that will be back: a thread would wait for ever."""
+    client = open_client(Config(app="shop:app", stream_poll_s=0.2), tmp_path, None)
+    shown = plan("shown", ["a"], streams=True)
+    events = client.start_or_resume(shown, biz_key="k").stream()
+    found: list[type[BaseException]] = []
+
+    def follow() -> None:
+        try:
+            list(events)
+        except StoreUnavailable as error:
+            found.append(type(error))
+
+    reader = threading.Thread(target=follow, daemon=True)
+    reader.start()
+    client.close()
+    reader.join(60)
+
+    assert not reader.is_alive()
+    assert found == [StoreUnavailable]
