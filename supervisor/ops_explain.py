@@ -50,9 +50,11 @@ def explained(seen: Snapshot, limit_of: Callable[[str], Limit], ask: Ask, find: 
         **msgspec.to_builtins(limit),
         "reason": None if stats is None else _reason(limit, stats),
         "place": None if stats is None else stats.place,
-        "lane": seen.business_priority,
+        # A priority that was raised meanwhile reaches the line when it is asked for again.
+        "lane": seen.business_priority if stats is None or stats.place_lane is None else stats.place_lane,
         "waiting": None if stats is None else stats.waiting,
         "in_flight": None if stats is None else stats.held,
+        "reserved": None if stats is None else stats.reserved,
         "holders": None if stats is None else [_with_since(holder, find) for holder in holders_of(stats.holders)],
     }
 
@@ -129,6 +131,8 @@ def lines_of(seen: Snapshot, answer: dict[str, Any]) -> Iterator[str]:
         place = "not in line: it asks again by itself" if answer["place"] is None else f"place {answer['place']}"
         yield f"reason    {_REASONS[answer['reason']]}"
         yield f"line      {place} in lane P{answer['lane']}, {answer['waiting']} wait in all lanes"
+        if answer["reserved"] and answer["reason"] != "handed":
+            yield f"in use    {answer['in_flight']} run, {answer['reserved']} are handed to others who are called now"
     if answer["asks_again_ms"] is not None:
         yield f"latest    asks again at {clock_text(answer['asks_again_ms'])}"
     for holder in answer["holders"] or ():
