@@ -31,6 +31,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     "Permits.renew": ("permits.renew",),
     "Permits.release": ("permits.release",),
     "Permits.sweep": ("permits.sweep",),
+    "Permits.leave": ("permits.leave",),
     "Permits.deferred": ("permits.deferred",),
     "DispatchCandidates.add": ("index.add",),
     "DispatchCandidates.take": ("index.take",),

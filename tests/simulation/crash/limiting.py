@@ -157,6 +157,22 @@ def a_free_place_is_handed_on(s: Stage) -> None:
     assert s.entries(two, "a") == (1,)
 
 
+@scene("25", "permits.leave")
+def who_has_ended_leaves_the_line(s: Stage) -> None:
+    """Called all the same, because whoever ended it from outside tells Redis nothing. Without the call the place is
+    nobody's for 2 s, and then the next one's, who is called at the next look: a scan's, where its process died."""
+    one, two = two_in_line(s)
+    s.until(lambda: s.instance(two).permit_wait is not None, "the second waits")
+    three = start(s, "three")
+    s.until(lambda: s.instance(three).permit_wait is not None, "the third waits")
+    s.arm("permits.leave", by="worker")
+    s.answered(lambda api: api.client.supersede(two))
+    s.fired()
+    s.until(lambda: s.entries(three, "a") == (1,), "the third has the place", INDEX_MS)
+    all_done(s, one, three)
+    assert (s.instance(two).status, s.entries(two, "a")) == ("canceled", (0,))
+
+
 @scene("19", "claim_handed_over")
 def a_place_is_handed_over_with_the_claim(s: Stage) -> None:
     """Taken before its time, because a place is there; whoever takes it has asked for the place before."""
