@@ -97,8 +97,9 @@ class Execution:
         if self._went_on and self._s.inbox.is_called(instance):
             return self._release(instance)
         self._went_on = True
-        self._permits.look_for_place(readiness.enterable(self._depends_on, instance.steps), now_ms)
-        ready = readiness.ready(self._depends_on, instance.steps, now_ms, self._permits.handed_step)
+        open_steps = readiness.enterable(self._depends_on, instance.steps)
+        self._permits.look_for_place(open_steps, now_ms)
+        ready = readiness.ready(open_steps, instance.steps, now_ms, self._permits.handed_step)
         if not ready:
             return self._release(instance)
         # Whose attempt has failed already enters nothing, and needs no place for that.

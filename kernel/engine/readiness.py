@@ -41,10 +41,10 @@ def enterable(depends_on: Dependencies, steps: Sequence[StepRecord]) -> list[int
     ]
 
 
-def ready(depends_on: Dependencies, steps: Sequence[StepRecord], now_ms: int, handed: str | None = None) -> list[int]:
-    """Steps to run now: enterable, and not held back by a retry back-off or a permit wait. The step to which a place
-    was `handed` waits no longer."""
-    return [k for k in enterable(depends_on, steps) if (steps[k].due_time or 0) <= now_ms or steps[k].name == handed]
+def ready(open_steps: Sequence[int], steps: Sequence[StepRecord], now_ms: int, handed: str | None = None) -> list[int]:
+    """Those of the enterable steps that are to run now: not held back by a retry back-off or a permit wait. The step to
+    which a place was `handed` waits no longer."""
+    return [k for k in open_steps if (steps[k].due_time or 0) <= now_ms or steps[k].name == handed]
 
 
 def ready_time(depends_on: Dependencies, instance: Instance, index: int) -> int:

@@ -15,12 +15,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from kernel.config import Config
-from tests.demo.asr_process import Order
+from tests.demo.asr_process import ForkedChild
 
 REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\nRetry-After: 1\r\n\r\n"
 SETTINGS = "PAGE_SETTINGS"
@@ -103,33 +102,14 @@ class PageProcess:
 
 
 @dataclass
-class PageLink:
-    """What the supervisor would hand to the companion. SIGTERM is the order to drain."""
+class PageLink(ForkedChild):
+    """As the speech service's, with the settings of which the page reads more."""
 
-    listener: socket.socket
     config: Config
-    stopping: threading.Event
-
-    @property
-    def data_dir(self) -> Path:
-        return Path(self.config.data_dir)
 
     @property
     def redis_url(self) -> str | None:
         return self.config.redis_url
-
-    def ready(self) -> None:
-        sys.stdout.write("ready\n")
-        sys.stdout.flush()
-
-    def next_order(self, timeout_s: float) -> Order | None:
-        return Order("drain") if self.stopping.wait(timeout_s) else None
-
-    def report(self, status: dict[str, Any]) -> None:
-        pass
-
-    def failed(self, text: str) -> None:
-        sys.stderr.write(f"{text}\n")
 
 
 def run(role: str, descriptor: int, settings: str) -> int:
@@ -139,7 +119,8 @@ def run(role: str, descriptor: int, settings: str) -> int:
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     with socket.socket(fileno=descriptor) as listener:
-        return functions[role](PageLink(listener, msgspec.json.decode(settings, type=Config), stopping))
+        config = msgspec.json.decode(settings, type=Config)
+        return functions[role](PageLink(listener, Path(config.data_dir), stopping, config))
 
 
 if __name__ == "__main__":

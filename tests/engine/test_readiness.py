@@ -73,7 +73,7 @@ def test_readiness_is_what_a_reference_says(graph: list[list[int]], states: list
         if s.due_time is not None and s.due_time > NOW:
             continue
         expected.append(k)
-    assert readiness.ready(depends_on, steps, NOW) == expected
+    assert readiness.ready(readiness.enterable(depends_on, steps), steps, NOW) == expected
 
 
 @given(graph=graphs(), states=st.lists(records, min_size=12, max_size=12))
