@@ -22,8 +22,8 @@ from tests.faults.effects import boot_ms
 from tests.support.wait import wait_until
 
 SILENCE_S = 30.0
-STACK_WORDS = "most recent call first"
-"""What faulthandler writes above each thread's stack."""
+OUTERMOST = "in <module>"
+"""The outermost frame of the main thread, whose stack faulthandler writes last: behind it nothing is missing."""
 _ROWS_MAX, _KEYS_MAX, _TAIL_LINES = 40, 200, 60
 
 
@@ -116,10 +116,10 @@ def stacks(folder: Path, pids: Iterable[int], timeout: float = 15.0) -> list[str
     seen = [-1]
 
     def whole() -> bool:
-        """Everybody has begun, and nobody has written more since the last look."""
+        """Everybody has come to the end, and nobody has written more since the last look."""
         told = _stack_lines(log, before)
         seen.append(len(told))
-        return pids <= {pid for pid, text in told if STACK_WORDS in text} and seen[-1] == seen[-2]
+        return pids <= {pid for pid, text in told if text.endswith(OUTERMOST)} and seen[-1] == seen[-2]
 
     with suppress(AssertionError):
         wait_until(whole, "the stacks", timeout, every=0.2)

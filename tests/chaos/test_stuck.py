@@ -53,13 +53,19 @@ def test_the_dump_of_a_stuck_tree_shows_rows_keys_signals_intents_and_stacks(tmp
         ]
         intent = ObjectFact("order-1", "initial", "f1-x", "pending")
 
-        text = dump(stuck.folder, stuck.rows(), inbox, [intent], stuck.pids(), stuck.session.redis_url)
+        texts: list[str] = []
 
+        def at_the_gate() -> bool:
+            """faulthandler reads a thread that runs as it runs: caught in the middle of a call, a stack is short."""
+            texts.append(dump(stuck.folder, stuck.rows(), inbox, [intent], stuck.pids(), stuck.session.redis_url))
+            return "in _pass_gate" in texts[-1].partition("--- stacks")[2]
+
+        wait_until(at_the_gate, "the stack of the thread that waits at the gate")
+        text = texts[-1]
         assert f"gated {gated} running run 1" in text
         assert "only=running/1" in text
         assert f"too-late for {waits}: bell waits 7" in text
         assert "order-1 initial f1-x pending" in text
         assert "lane_state string 16" in text
-        assert "in _pass_gate" in text, "the stack of the thread that waits at the gate"
         stuck.open_gate(gated)
         stuck.finish(gated)
