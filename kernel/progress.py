@@ -22,6 +22,7 @@ from kernel.errors import (
     CoordinationUnavailable,
     Parked,
     ResultTimeout,
+    StoreUnavailable,
     UnknownStream,
     UnknownVersion,
     UnknownWorkflow,
@@ -63,16 +64,23 @@ class Progress:
     def result(self, workflow_id: str, timeout: timedelta, type_: Any = Any) -> Any:
         """Wait until the workflow ends; the output of its last step, decoded as `type_`.
 
-        Raises WorkflowFailed, WorkflowWasCanceled, Parked, UnknownWorkflow, or ResultTimeout after `timeout`.
+        Raises WorkflowFailed, WorkflowWasCanceled, Parked, UnknownWorkflow, or ResultTimeout after `timeout`. A store
+        that does not answer is asked again until then: work that outlasts its outage is worth waiting for. Raises
+        StoreUnavailable when it does not answer in the end either.
         """
         deadline_ms = self._clock.boot_ms() + round(timeout.total_seconds() * 1000)
         delay_s = _POLL_FIRST_S
         while True:
-            instance = self._known(workflow_id)
-            if instance.ended:
-                return _result(instance, type_)
-            if self._clock.boot_ms() >= deadline_ms:
-                raise ResultTimeout(f"workflow {workflow_id} is still {instance.status} after {timeout}")
+            try:
+                instance = self._known(workflow_id)
+            except StoreUnavailable:
+                if self._clock.boot_ms() >= deadline_ms:
+                    raise
+            else:
+                if instance.ended:
+                    return _result(instance, type_)
+                if self._clock.boot_ms() >= deadline_ms:
+                    raise ResultTimeout(f"workflow {workflow_id} is still {instance.status} after {timeout}")
             self._pause.wait(delay_s)
             delay_s = min(delay_s * 1.5, _POLL_MAX_S)
 

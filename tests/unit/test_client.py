@@ -103,6 +103,27 @@ def test_waiting_for_a_result_ends_with_it_or_with_the_callers_patience(publishe
     assert publisher.clock.boot_ms() - done_ms <= 300
 
 
+def test_waiting_for_a_result_outlasts_an_outage_of_the_store(publisher: Publisher, monkeypatch: Any) -> None:
+    workflow_id = publisher.start()
+    publisher.change(workflow_id, Put("status", "completed"), Put("outputs", {"b": b"\x01\x02"}))
+    back_ms = publisher.clock.boot_ms() + 20_000
+    answers = publisher.store.get
+
+    def away(table: str, key: str) -> Any:
+        if publisher.clock.boot_ms() < back_ms:
+            raise StoreUnavailable("it restarts")
+        return answers(table, key)
+
+    monkeypatch.setattr(publisher.store, "get", away)
+    began_ms = publisher.clock.boot_ms()
+    with pytest.raises(StoreUnavailable, match="it restarts"):
+        publisher.client.result(workflow_id, timedelta(seconds=3))
+    assert 3_000 <= publisher.clock.boot_ms() - began_ms <= 3_300
+
+    assert publisher.client.result(workflow_id, timedelta(seconds=60), int) == 2
+    assert 0 <= publisher.clock.boot_ms() - back_ms <= 300
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
