@@ -23,7 +23,6 @@ from kernel.errors import CoordinationUnavailable, StoreUnavailable
 from kernel.limits import in_force, kind_of, list_limits
 from kernel.observe.reading import Count, Observations, Wanted
 from kernel.runtime import load_app, open_lanes, open_permits
-from kernel.runtime.observer import OBSERVE_FILE
 from kernel.runtime.observing import open_observations
 from kernel.runtime.probing import StoreProbe
 from kernel.store.facts import StoreFacts
@@ -106,9 +105,6 @@ class Looks:
         config = self._config
         if config.observe == "off":
             return list
-        embedded = config.mongodb_uri is None and config.observe_mongodb_uri is None
-        if embedded and not (self._data_dir / OBSERVE_FILE).exists():
-            raise StoreUnavailable("nothing was observed yet")
         reader: Observations = open_observations(config, self._data_dir, self._clock, prepare=False)
         return lambda: reader.counts(Wanted(), by=("type", "status"))
 

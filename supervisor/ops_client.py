@@ -15,6 +15,7 @@ from kernel.config import Config, load
 from kernel.ids import check_id, workflow_id_for
 from kernel.records import Instance
 from kernel.runtime import STORE_FILE, embedded_redis_url, open_client, open_store
+from kernel.runtime.opening import has_file
 from kernel.store.protocol import Query, Store
 from supervisor.ops_shell import data_folder, say_json, visible
 
@@ -39,7 +40,7 @@ class NothingStored:
 
 def is_never_made(config: Config) -> bool:
     """Whether the embedded store is meant, and nobody has made it yet. Raises StoreUnavailable without a folder."""
-    return config.mongodb_uri is None and not (data_folder(config) / STORE_FILE).exists()
+    return config.mongodb_uri is None and not has_file(data_folder(config), STORE_FILE)
 
 
 def open_stored(config: Config, clock: Clock) -> Store:

@@ -19,6 +19,7 @@ from kernel.config import Config, load
 from kernel.dispatch import DispatchSource, DueIntent
 from kernel.errors import KernelError, Unavailable
 from kernel.runtime import OBJECTS_FILE, load_app, open_objects, open_sources
+from kernel.runtime.opening import has_file
 from supervisor.ops_shell import clock_text, data_folder, shell_command, span_text, visible
 
 PAGE = 200
@@ -78,7 +79,7 @@ def open_dispatch_sources(config: Config, app: App, until: ExitStack) -> list[Di
     folder = data_folder(config)
     clock = SystemClock()
     embedded = config.mongodb_uri is None
-    declared = () if embedded and not (folder / OBJECTS_FILE).exists() else app.objects
+    declared = () if embedded and not has_file(folder, OBJECTS_FILE) else app.objects
     objects = open_objects(config, folder, declared, clock, prepare=False)
     for opened in objects.values():
         until.callback(opened.close)

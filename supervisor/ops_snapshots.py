@@ -11,8 +11,7 @@ from kernel.errors import Refused
 from kernel.ids import check_id
 from kernel.observe.reading import BY, Column, Count, Line, Observations, Page, Wanted
 from kernel.observe.views import Attempt, Snapshot
-from kernel.runtime.observer import OBSERVE_FILE
-from kernel.runtime.observing import open_observations
+from kernel.runtime.observing import is_observed, open_observations
 from supervisor.ops_client import settings
 from supervisor.ops_shell import data_folder
 
@@ -72,12 +71,7 @@ def snapshots(data_dir: str | None, config_file: str | None, app: str | None = N
     config = settings(data_dir, config_file, app)
     clock = SystemClock()
     folder = data_folder(config)
-    embedded = config.mongodb_uri is None and config.observe_mongodb_uri is None
-    read: Observations | NothingObserved
-    if embedded and not (folder / OBSERVE_FILE).exists():
-        read = NothingObserved()
-    else:
-        read = open_observations(config, folder, clock, prepare=False)
+    read = open_observations(config, folder, clock, prepare=False) if is_observed(config, folder) else NothingObserved()
     try:
         yield Snapshots(config, read, clock)
     finally:

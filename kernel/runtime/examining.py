@@ -12,7 +12,7 @@ from kernel.config import Config
 from kernel.coordination.endpoint import parse_redis_url
 from kernel.coordination.facts import RedisFacts, examine
 from kernel.coordination.scripts import ScriptRunner
-from kernel.runtime.opening import STORE_FILE
+from kernel.runtime.opening import STORE_FILE, has_file
 from kernel.store.conditional import AtMost, Exists, Missing
 from kernel.store.facts import StoreFacts
 from kernel.store.mongo import MongoStore
@@ -67,7 +67,7 @@ def examine_store(
     store: MongoStore | SqliteStore
     if uri is not None:
         store = MongoStore(uri, config.mongodb_database, clock, timeout_ms=max(100, lease_ms // 6), tables=tables)
-    elif (data_dir / file).is_file():
+    elif (data_dir / file).is_file() and has_file(data_dir, file):
         store = SqliteStore(data_dir / file, clock, durability=config.durability, lease_ms=lease_ms, tables=tables)
     else:
         return None

@@ -11,7 +11,7 @@ from kernel.errors import KernelError, StoreUnavailable
 from kernel.observe.reading import Observations
 from kernel.observe.repair import Repair
 from kernel.runtime.observer import OBSERVE_FILE, open_observation_store
-from kernel.runtime.opening import open_store
+from kernel.runtime.opening import has_file, open_store
 from kernel.store.projection import ProjectionStore
 
 READ_TIMEOUT_MS = 10_000
@@ -23,9 +23,16 @@ def open_observations(
 ) -> Observations:
     """The reader of the observations; `close` it. Raises StoreUnavailable, SchemaMismatch or InvalidConfig.
 
-    Without `prepare` nothing is made: where nothing was ever observed that is told, with it there is nothing to see.
+    Without `prepare` nothing is made: where nothing was ever observed (`is_observed`) that is told, with it there is
+    nothing to see.
     """
     return Observations(_opened(config, data_dir, clock, prepare=prepare))
+
+
+def is_observed(config: Config, data_dir: str | os.PathLike[str]) -> bool:
+    """Whether a tree has ever observed anything here, as far as that can be told from the data folder."""
+    embedded = config.observe_mongodb_uri is None and config.mongodb_uri is None
+    return not embedded or has_file(data_dir, OBSERVE_FILE)
 
 
 def open_repair(config: Config, data_dir: str | os.PathLike[str], clock: Clock) -> Repair:
@@ -40,10 +47,8 @@ def open_repair(config: Config, data_dir: str | os.PathLike[str], clock: Clock) 
 
 
 def _opened(config: Config, data_dir: str | os.PathLike[str], clock: Clock, *, prepare: bool) -> ProjectionStore:
-    path = Path(data_dir) / OBSERVE_FILE
-    embedded = config.observe_mongodb_uri is None and config.mongodb_uri is None
-    if embedded and not prepare and not path.exists():
-        raise StoreUnavailable(f"observations {path}: nothing was observed here yet")
+    if not prepare and not is_observed(config, data_dir):
+        raise StoreUnavailable(f"observations {Path(data_dir) / OBSERVE_FILE}: nothing was observed here yet")
     store = open_observation_store(config, data_dir, clock, timeout_ms=READ_TIMEOUT_MS)
     try:
         if prepare:

@@ -40,6 +40,7 @@ from kernel.runtime.observer import open_observer
 from kernel.store.mongo import MongoStore
 from kernel.store.protocol import Store
 from kernel.store.sqlite import SqliteStore
+from kernel.store.sqlite_files import is_made
 from kernel.streams import ClientStreams, NoStreams, StreamSettings
 
 STORE_FILE = "store.sqlite"
@@ -93,6 +94,12 @@ def open_store(config: Config, data_dir: Path, clock: Clock, *, prepare: bool = 
     if prepare:
         _prepare(store, {})
     return store
+
+
+def has_file(data_dir: str | os.PathLike[str], name: str) -> bool:
+    """Whether an embedded store was made there. Not whether the file exists: a start makes it first, and then what is
+    in it, and who looks in between finds nothing and is not told of a fault."""
+    return is_made(os.path.join(data_dir, name))
 
 
 def open_objects(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from contextlib import closing
 from typing import Literal
 from urllib.parse import quote
 
@@ -52,6 +53,18 @@ def make_file(path: str) -> None:
         return
     except OSError as error:
         raise StoreUnavailable(f"store {path}: {error.strerror}") from None
+
+
+def is_made(path: str) -> bool:
+    """Whether there is a store in that file. Between its making and its first transaction it is there and empty; what
+    else may be wrong with it is told by who opens it."""
+    if not os.path.exists(path):
+        return False
+    try:
+        with closing(_connect(path)) as connection:
+            return sqlite_schema.is_made(connection)
+    except sqlite3.Error:
+        return True
 
 
 def open_writer(path: str, durability: Durability) -> sqlite3.Connection:

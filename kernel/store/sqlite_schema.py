@@ -64,6 +64,11 @@ def check_version(connection: sqlite3.Connection, path: str, *, made: bool = Tru
         raise SchemaMismatch(f"store {path}: the store has not been prepared: call prepare() first")
 
 
+def is_made(connection: sqlite3.Connection) -> bool:
+    """Whether the file holds anything at all, by whomever it was made."""
+    return _pragma(connection, "user_version") != 0 or bool(_found(connection))
+
+
 def _pragma(connection: sqlite3.Connection, name: str) -> int:
     return int(connection.execute(f"PRAGMA {name}").fetchall()[0][0])
 

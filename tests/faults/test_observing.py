@@ -19,7 +19,7 @@ from kernel.config import Config
 from kernel.observe.reading import Observations, Wanted
 from kernel.observe.tables import OBSERVE_TABLES
 from kernel.runtime.observer import OBSERVE_FILE
-from kernel.runtime.observing import open_observations, open_repair
+from kernel.runtime.observing import is_observed, open_observations, open_repair
 from kernel.store.sqlite_lock import LockFile
 from kernel.store.sqlite_projection import SqliteProjection
 from tests.faults import apps
@@ -36,6 +36,7 @@ CALM: dict[str, Any] = {"lease_s": 30.0, "drain_s": 20.0}
 
 
 def observations(config: Config) -> Observations:
+    wait_until(lambda: is_observed(config, config.data_dir), "the store of observations")
     return open_observations(config, config.data_dir, SystemClock(), prepare=False)
 
 

@@ -1,5 +1,5 @@
-"""Every command of an operator on an empty system, at ten thousand rows, without Redis and with stores that can not be
-read: it answers, or says in one line what is missing, with its exit status."""
+"""Every command of an operator on an empty system, beside its first start, at ten thousand rows, without Redis and with
+stores that can not be read: it answers, or says in one line what is missing, with its exit status."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ STORES = (STORE_FILE, OBSERVE_FILE, OBJECTS_FILE)
 APP = ("--app", "tests.process.shop:app")
 ONE = "job:7"
 
-EMPTY, MANY_ROWS, NO_REDIS, NO_STORE = "empty", "many rows", "no Redis", "no store"
+EMPTY, BEGUN, MANY_ROWS, NO_REDIS, NO_STORE = "empty", "just begun", "many rows", "no Redis", "no store"
 COMMANDS: dict[tuple[str, ...], tuple[int, int, int, int]] = {
-    # What it answers on an empty folder, at ten thousand rows, without Redis, and where nothing of a store can be read.
+    # What it answers on an empty folder (and on one whose stores a start is just making), at ten thousand rows, without
+    # Redis, and where nothing of a store can be read.
     # 1: what was named does not exist, or can not be done; 3: no tree runs; 69: a store that it needs is not there.
     ("workflow", "list"): (0, 0, 0, 69),
     ("workflow", "list", "--count"): (0, 0, 0, 69),
@@ -88,16 +89,17 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(params=[EMPTY, MANY_ROWS, NO_REDIS, NO_STORE])
+@pytest.fixture(params=[EMPTY, BEGUN, MANY_ROWS, NO_REDIS, NO_STORE])
 def situation(request: pytest.FixtureRequest, data_dir: Path) -> Iterator[str]:
     """The data folder, or a link to the large one."""
     if request.param in (MANY_ROWS, NO_REDIS):
         data_dir.symlink_to(request.getfixturevalue("large"))
     else:
         data_dir.mkdir()
-    if request.param == NO_STORE:
+    if request.param in (BEGUN, NO_STORE):
         for name in STORES:
-            (data_dir / name).write_bytes(b"no database at all" * 100)
+            (data_dir / name).write_bytes(b"no database at all" * 100 if request.param == NO_STORE else b"")
+            (data_dir / name).chmod(0o600)
     yield request.param
 
 
@@ -107,7 +109,8 @@ def test_it_answers_or_says_in_one_line_what_is_missing(
     operate: Operate, situation: str, words: tuple[str, ...], data_dir: Path, tmp_path: Path
 ) -> None:
     environ = {"REDIS_URL": f"unix://{tmp_path}/nobody.sock"} if situation == NO_REDIS else {}
-    expected = COMMANDS[words][(EMPTY, MANY_ROWS, NO_REDIS, NO_STORE).index(situation)]
+    column = {EMPTY: 0, BEGUN: 0, MANY_ROWS: 1, NO_REDIS: 2, NO_STORE: 3}[situation]
+    expected = COMMANDS[words][column]
 
     said = operate(*words, environ=environ)
     as_json = operate(*words, "--json", environ=environ)
@@ -124,3 +127,5 @@ def test_it_answers_or_says_in_one_line_what_is_missing(
     assert len(said.stdout.splitlines()) <= 60, "a page, never all of it"
     if situation == EMPTY and not MAKES & set(words):
         assert list(data_dir.iterdir()) == [], "who looks makes no store"
+    if situation == BEGUN and not MAKES & set(words) and words[1:2] != ("repair",):
+        assert not any((data_dir / name).stat().st_size for name in STORES), "nor does he fill one"

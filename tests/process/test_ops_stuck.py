@@ -18,7 +18,7 @@ from kernel.clock import SystemClock
 from kernel.config import Config, load
 from kernel.observe.views import Waiting
 from kernel.runtime import embedded_redis_url, open_client
-from kernel.runtime.observing import open_observations
+from kernel.runtime.observing import is_observed, open_observations
 from tests.process.supervised import PATIENT_S
 from tests.support.program import CHECKOUT
 from tests.support.wait import wait_until
@@ -121,6 +121,7 @@ class Tree:
 
     def wait_until_it_waits(self, key: str, waiting: Waiting | None) -> None:
         config = self.config()
+        wait_until(lambda: is_observed(config, config.data_dir), "the store of observations")
         read = open_observations(config, config.data_dir, SystemClock(), prepare=False)
         try:
             wait_until(lambda: (seen := read.get(key)) is not None and seen.waiting == waiting, f"{key}: {waiting}", 60)
