@@ -6,9 +6,9 @@ SHELL := /bin/sh
 VENV := .venv
 ARGS :=
 MINUTES := 60
-# All tests run on four workers: three for those that start real processes, which mostly wait (tests/support/workers.py).
+# All tests run on five workers: four for those that start real processes, which mostly wait (tests/support/workers.py).
 # A selection by ARGS runs in one process, which starts sooner.
-ALL_TESTS := -n 4 --max-worker-restart 0
+ALL_TESTS := -n 5 --max-worker-restart 0
 .DEFAULT_GOAL := help
 .PHONY: help demo test mutants chaos soak simulation lint types format check requirements venv-demo venv-dev clean
 

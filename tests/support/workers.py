@@ -1,7 +1,7 @@
-"""Pytest plugin: the whole run on four workers (pytest-xdist, `-n 4`), as `make test` does it.
+"""Pytest plugin: the whole run on five workers (pytest-xdist, `-n 5`), as `make test` does it.
 
-The tests that start real processes mostly wait. They are three units of work, each of which one worker runs, test
-after test; the fourth worker runs the rest, file by file, and gets help when a unit is done. A file is not divided, so
+The tests that start real processes mostly wait. They are four units of work, each of which one worker runs, test
+after test; the fifth worker runs the rest, file by file, and gets help when a unit is done. A file is not divided, so
 what a module's fixture made is made once. The units of real processes come first, because they take longest.
 
 A worker has no terminal. What it would have said there it hands over when it ends, and `handed_over` gives it to the
@@ -17,16 +17,22 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-UNITS = (("faults",), ("process",), ("bench_runs", "chaos", "demo", "fanout_runs"))
-"""The folders of tests/ whose tests start real processes, as they share a worker: about as long each."""
-REAL_PROCESSES = tuple(sorted(folder for unit in UNITS for folder in unit))
+UNITS = (
+    ("faults/test_a", "faults/test_b", "faults/test_c"),
+    ("faults/",),
+    ("process/",),
+    ("bench_runs/", "chaos/", "demo/", "fanout_runs/"),
+)
+"""How the paths below tests/ begin whose tests start real processes, as they share a worker: about as long each. What
+belongs to none before it belongs to the next."""
+REAL_PROCESSES = tuple(sorted({begin.partition("/")[0] for unit in UNITS for begin in unit}))
 
 
 def unit_of(nodeid: str) -> str:
     """The unit of work that a test belongs to: that of its folder, or its file."""
     file = nodeid.split("::", 1)[0]
     for unit in UNITS:
-        if file.startswith(tuple(f"tests/{folder}/" for folder in unit)):
+        if file.startswith(tuple(f"tests/{begin}" for begin in unit)):
             return " ".join(unit)
     return file
 
