@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from kernel.config import Config, is_plain_terminal
 from kernel.errors import (
@@ -129,7 +130,11 @@ def aligned(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 def say_json(answer: dict[str, Any]) -> None:
     """One JSON object on one line. Whatever an id or an error holds, no character of it reaches a terminal as such."""
-    click.echo(json.dumps(answer, ensure_ascii=True))
+    try:
+        text = json.dumps(answer, ensure_ascii=True, allow_nan=False)
+    except ValueError:  # an output may hold what JSON has no word for: null stands for it
+        text = json.dumps(json.loads(msgspec.json.encode(answer)), ensure_ascii=True)
+    click.echo(text)
 
 
 def say(line: str) -> None:

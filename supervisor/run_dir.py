@@ -153,7 +153,8 @@ def _check_private(path: Path) -> None:
         entries = os.listdir(path)
         if entries and LOCK_NAME not in entries and not path.name.startswith("."):
             raise InvalidConfig(f"data_dir: {path}: others may enter it and it is not empty; chmod 700 it first")
-        path.chmod(0o700)
+        # Only what others may is taken away: a folder that its owner has made read-only stays so.
+        path.chmod(stat.S_IMODE(found.st_mode) & ~0o077)
     if not os.access(path, os.W_OK | os.X_OK):
         raise InvalidConfig(f"data_dir: {path}: is read-only")
 

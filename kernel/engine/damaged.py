@@ -8,12 +8,22 @@ from __future__ import annotations
 import logging
 import threading
 
-from kernel.errors import KernelError
+from kernel.definition import Plan
+from kernel.errors import CorruptRecord, KernelError
+from kernel.records import Instance
 
 log = logging.getLogger("kernel.rows")
 
 TOLD_MAX = 1_024
 """Faults that are remembered; beyond that the oldest is forgotten, and told again when it is met again."""
+
+
+def check_steps(instance: Instance, plan: Plan) -> None:
+    """The key of a row names its version, and a version its steps. Raises CorruptRecord for a row that says it is of
+    `plan` and has other ones: it would be run without an error, and without an end."""
+    found, wanted = [step.name for step in instance.steps], [step.name for step in plan.steps]
+    if found != wanted:
+        raise CorruptRecord(f"instance {instance.workflow_id!r}: steps: {found} are not those of {plan.key}: {wanted}")
 
 
 class DamagedRows:

@@ -15,11 +15,12 @@ from functools import partial
 from kernel.candidates import Candidate, Popped
 from kernel.engine import readiness
 from kernel.engine.claims import ActiveClaim
+from kernel.engine.damaged import check_steps
 from kernel.engine.execution import Execution
 from kernel.engine.guest_room import GuestRoom
 from kernel.engine.services import Services
 from kernel.engine.takeover import ClaimAnswer, Claimed, Claimer, Mismatch, NotYet, Stale, Suspect
-from kernel.errors import CoordinationDenied, CoordinationRejected, CoordinationUnavailable, KernelError
+from kernel.errors import CoordinationDenied, CoordinationRejected, CoordinationUnavailable, CorruptRecord, KernelError
 from kernel.records import Instance
 from kernel.store.conditional import AtMost, Missing, OneOf
 from kernel.store.protocol import Query
@@ -303,7 +304,11 @@ class Scheduler:
     def _run(self, claim: ActiveClaim) -> None:
         try:
             definition = self._s.app.definition(claim.instance.type)
+            check_steps(claim.instance, definition.plan)
             Execution(self._s, definition, self._depends_on[definition.type], claim, self.stopping).run()
+        except CorruptRecord as error:
+            # Claimed and not to be run: the lease keeps everybody off it until an operator has looked.
+            self._s.damaged.tell(claim.instance.workflow_id, error)
         finally:
             self._free(claim)
 

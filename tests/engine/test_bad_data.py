@@ -52,6 +52,23 @@ def test_a_row_that_does_not_decode_is_left_alone_and_the_others_run(rig: Steppe
     assert worker.busy == 0
 
 
+@pytest.mark.parametrize("change", [lambda steps: [], lambda steps: steps[:1], lambda steps: steps[::-1]])
+def test_a_row_with_other_steps_than_its_version_has_is_told_and_put_aside(
+    rig: SteppedRig, change: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It decodes, so that it is claimed; run, it would end nowhere, or in another step's place."""
+    definition = flow(rig, "a", "b")
+    rig.worker(definition)
+    damaged, other = rig.start(definition, "damaged"), rig.start(definition, "other")
+    set_fields(rig, damaged, steps=change(rig.row(damaged)["steps"]))
+    rig.finish(other)
+    rig.run(lambda: rig.row(damaged).get("parked") is not None, "an end that an operator sees")
+
+    assert [entry.workflow_id for entry in rig.ledger.entries].count(damaged) == 0
+    told = [record for record in caplog.records if damaged in record.getMessage() and "steps" in record.getMessage()]
+    assert len(told) == 1 and "are not those of" in told[0].getMessage()
+
+
 @pytest.mark.parametrize("status", ["running", "waiting", "held"])
 def test_a_row_of_garbage_stops_neither_claims_nor_sweeps_nor_renewals(sqlite_rig: SteppedRig, status: str) -> None:
     """It shares batches with good rows all the time: they must lose neither a claim nor a renewal to it."""

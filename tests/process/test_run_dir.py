@@ -16,6 +16,8 @@ import pytest
 
 from supervisor.run_dir import read_run_file
 from tests.process.supervised import program
+from tests.support.requirements_index import CHECKOUT
+from tests.support.rightless import rightless
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.fault
@@ -150,6 +152,19 @@ def test_a_folder_that_others_may_enter_is_closed_only_if_it_is_ours(supervise, 
 
     supervise().wait_running()
     assert stat.S_IMODE(data_dir.stat().st_mode) == 0o700
+
+
+def test_a_folder_that_its_owner_has_made_read_only_stays_so(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    folder.chmod(0o555)
+    start = rightless("supervisor", "start", "--app", "tests.process.shop:app", "--data-dir", str(folder))
+
+    done = subprocess.run(start, cwd=CHECKOUT, capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.returncode == 2
+    assert done.stderr == f"error: data_dir: {folder}: is read-only\n"
+    assert list(folder.iterdir()) == [] and stat.S_IMODE(folder.stat().st_mode) & 0o222 == 0
 
 
 def test_a_long_path_puts_the_sockets_elsewhere_and_removes_them(supervise, tmp_path) -> None:

@@ -53,3 +53,13 @@ def test_who_wants_no_colour_gets_none(
     say("\x1b[32m█\x1b[0m")
 
     assert capsys.readouterr().out == "█\n"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_number_for_which_json_has_no_word_is_null(value: float, capsys: pytest.CaptureFixture[str]) -> None:
+    say_json({"v": 1, "result": {"name": "é", "scores": [1.5, value]}})
+
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {
+        "v": 1,
+        "result": {"name": "é", "scores": [1.5, None]},
+    }
