@@ -83,9 +83,7 @@ class App:
             if definition.type in self.definitions:
                 raise InvalidDefinition(f"two definitions have the type {definition.type!r}")
             self.definitions[definition.type] = definition
-        self.limits = dict(limits or {})
-        for resource in self.limits:
-            check_name(resource, "limits")
+        self.limits = {resource: _checked(resource, limit) for resource, limit in (limits or {}).items()}
         self.objects: tuple[Objects, ...] = ()
         self.source_makers: tuple[MakeSource, ...] = ()
         for source in dispatch_sources:
@@ -127,6 +125,17 @@ class App:
         except KeyError:
             known = ", ".join(sorted(self.definitions)) or "none"
             raise UnknownType(f"workflow type {type_!r} is not registered here; registered: {known}") from None
+
+
+def _checked(resource: str, limit: Limit) -> Limit:
+    """The limit, if settings could say the same: msgspec checks what it reads, and not what a program constructs."""
+    check_name(resource, "limits")
+    if not isinstance(limit, Limit):
+        raise InvalidDefinition(f"App.limits: {resource}: expected a Limit, got {_kind(limit)}")
+    try:
+        return msgspec.convert(msgspec.structs.asdict(limit), Limit)
+    except msgspec.ValidationError as error:
+        raise InvalidDefinition(f"App.limits: {resource}: {error}") from None
 
 
 def _kind(value: object) -> str:

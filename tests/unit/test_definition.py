@@ -251,3 +251,15 @@ def test_a_publishers_plan_that_is_another_version_is_refused_where_both_are_kno
     assert text.startswith("the Plan of 'job' has the fingerprint ")
     assert made.plan.fingerprint in text and plan("job", ["a", ("b", [])]).fingerprint in text
     assert "[('a',), ('b',)] are not [('a',), ('b', 'a')]" in text
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, float("nan"), float("inf"), 10**12, "3", True, None])
+@pytest.mark.parametrize("field", ["max_concurrency", "max_starts_per_second"])
+def test_a_limit_that_no_setting_could_say_is_refused_where_it_is_declared(field: str, value: Any) -> None:
+    with pytest.raises(InvalidDefinition, match=rf"App.limits: speech: .*`\$.{field}`"):
+        App(limits={"speech": Limit(**{field: value})})
+
+
+def test_what_is_no_limit_is_refused() -> None:
+    with pytest.raises(InvalidDefinition, match="speech: expected a Limit, got int"):
+        App(limits={"speech": 3})  # type: ignore[dict-item]
