@@ -28,6 +28,7 @@ from asr_demo.variants import variant_name
 from asr_demo.wav import AudioRefused, check_wav, keep_wav
 from kernel import InvalidConfig, KernelError
 from kernel.config import Config, Limit, load
+from supervisor.cli_numbers import WholeNumber
 from supervisor.session import SessionFailed
 
 RECORDING = Path(__file__).parent / "audio" / "architecture_night.wav"
@@ -41,7 +42,7 @@ SCAN_S = 2.0
 @click.option("--audio", metavar="FILE", help="Your own recording: WAV, PCM 16 bit, mono, 16 kHz, at most 10 minutes.")
 @click.option(
     "--subscribers",
-    type=click.IntRange(1, SUBSCRIBERS_MAX),
+    type=WholeNumber(1, SUBSCRIBERS_MAX),
     is_flag=False,
     flag_value=SUBSCRIBERS,
     metavar="[N]",
@@ -51,11 +52,11 @@ SCAN_S = 2.0
     "--kill-worker-at", "kill_at", type=click.Choice(STEPS), help="SIGKILL the worker that executes this step."
 )
 @click.option("--chaos", is_flag=True, help="With --subscribers: kill processes and wipe Redis at random.")
-@click.option("--seed", type=click.IntRange(0, SEED_MAX), help="Repeat the kills of an earlier --chaos.")
+@click.option("--seed", type=WholeNumber(0, SEED_MAX), help="Repeat the kills of an earlier --chaos.")
 @click.option(
     "--web",
     "port",
-    type=click.IntRange(0, 65_535),
+    type=WholeNumber(0, 65_535),
     is_flag=False,
     flag_value=PORT,
     metavar="[PORT]",

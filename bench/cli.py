@@ -24,6 +24,7 @@ from bench.plan import Plan
 from bench.progress import open_progress
 from bench.run_folder import run_folder
 from bench.script_plan import DEPTH_MAX, DEPTHS, ScriptBench, ScriptPlan
+from supervisor.cli_numbers import WholeNumber
 
 if TYPE_CHECKING:
     from bench.measured_run import Measured
@@ -42,21 +43,21 @@ def _load_options(command: Callable[..., None]) -> Callable[..., None]:
         ),
         click.option(
             "--slots",
-            type=click.IntRange(1, 256),
+            type=WholeNumber(1, 256),
             metavar="N",
             default=8,
             help="Workflows one worker runs at once (8).",
         ),
         click.option(
             "--workers",
-            type=click.IntRange(1, 64),
+            type=WholeNumber(1, 64),
             metavar="N",
             multiple=True,
             default=[2],
             help="Worker processes (2); several times for a run of each.",
         ),
         click.option(
-            "--count", type=click.IntRange(1, 200_000), metavar="N", default=1000, help="Workflows to run (1000)."
+            "--count", type=WholeNumber(1, 200_000), metavar="N", default=1000, help="Workflows to run (1000)."
         ),
     ):
         command = option(command)
@@ -68,7 +69,7 @@ def _fault_options(command: Callable[..., None]) -> Callable[..., None]:
     for option in (
         click.option(
             "--seed",
-            type=click.IntRange(0, 2**32 - 1),
+            type=WholeNumber(0, 2**32 - 1),
             metavar="N",
             help="Chooses whom to kill (a fresh one, printed).",
         ),
@@ -118,7 +119,7 @@ _data_dir_option = click.option(
 @click.option(
     "--open",
     "open_limit",
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     metavar="N",
     help="Open at once (all; with faults 2 × workers × slots).",
 )
@@ -132,9 +133,9 @@ _data_dir_option = click.option(
     metavar="TIME",
     help="Stop the store of observations that long, and compare.",
 )
-@click.option("--pairs", type=click.IntRange(1, 20), metavar="N", default=1, help="Of runs with and without it (1).")
+@click.option("--pairs", type=WholeNumber(1, 20), metavar="N", default=1, help="Of runs with and without it (1).")
 @click.option(
-    "--idle-samples", type=click.IntRange(1, 10_000), metavar="N", default=300, help="Workflows run one by one (300)."
+    "--idle-samples", type=WholeNumber(1, 10_000), metavar="N", default=300, help="Workflows run one by one (300)."
 )
 @_data_dir_option
 def workflows(
@@ -176,12 +177,10 @@ def workflows(
 
 
 @main.command()
+@click.option("--count", type=WholeNumber(1, 100_000), metavar="N", default=20_000, help="Waiting subscribers (20000).")
+@click.option("--workers", type=WholeNumber(1, 64), metavar="N", default=2, help="Worker processes (2).")
 @click.option(
-    "--count", type=click.IntRange(1, 100_000), metavar="N", default=20_000, help="Waiting subscribers (20000)."
-)
-@click.option("--workers", type=click.IntRange(1, 64), metavar="N", default=2, help="Worker processes (2).")
-@click.option(
-    "--slots", type=click.IntRange(1, 256), metavar="N", default=8, help="Workflows one worker runs at once (8)."
+    "--slots", type=WholeNumber(1, 256), metavar="N", default=8, help="Workflows one worker runs at once (8)."
 )
 @click.option(
     "--durability", type=click.Choice(["full", "normal"]), default="normal", help="What a commit survives (normal)."
@@ -248,13 +247,11 @@ def _script_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option(
             "--slice", "slice_s", type=Duration(0.001), metavar="TIME", default=0.04, help="Of one slice (40ms)."
         ),
-        click.option(
-            "--repeats", type=click.IntRange(1, 1000), metavar="N", default=15, help="Slices of each row (15)."
-        ),
+        click.option("--repeats", type=WholeNumber(1, 1000), metavar="N", default=15, help="Slices of each row (15)."),
         click.option(
             "--depth",
             "depths",
-            type=click.IntRange(8, 1_000_000),
+            type=WholeNumber(8, 1_000_000),
             metavar="N",
             multiple=True,
             help="How much lies there already; several times for several rows.",

@@ -190,7 +190,8 @@ def test_a_worker_killed_in_compose_is_seen_as_a_restart_and_changes_nothing(
     [
         (["--stay"], "error: --stay: needs --web\n"),
         (["--web", "65536"], "65536 is not in the range 0<=x<=65535"),
-        (["--web", "8o"], "'8o' is not a valid integer"),
+        (["--web", "8o"], "'8o' is no whole number"),
+        (["--web", "8_321"], "'8_321' is no whole number"),
     ],
 )
 def test_a_wrong_option_is_exit_2(arguments: list[str], says: str) -> None:
