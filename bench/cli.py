@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import os
 import secrets
-import signal
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -25,6 +23,7 @@ from bench.progress import open_progress
 from bench.run_folder import run_folder
 from bench.script_plan import DEPTH_MAX, DEPTHS, ScriptBench, ScriptPlan
 from supervisor.cli_numbers import WholeNumber
+from supervisor.termination import end_as_by_interrupt
 
 if TYPE_CHECKING:
     from bench.measured_run import Measured
@@ -149,7 +148,7 @@ def workflows(
     if around and (len(plans) > 1 or plans[0].faulty or plot_file is not None):
         raise click.UsageError("--observation-outage: with one number of --workers, no other faults and no --plot")
     before = _checked("workflows", json_file, compare_file, plot_file)
-    signal.signal(signal.SIGTERM, _end)
+    end_as_by_interrupt()
     load = load_average()  # of others: this run is not part of it yet
     from bench import outage_row  # as the next
     from bench.workflow_row import findings_of, row_of, shares_of, text_of  # loads the whole kernel
@@ -202,7 +201,7 @@ def fanout(
 ) -> None:
     """One event to many waiting workflows through the real tree: rate, cost, memory; nobody twice, nobody lost."""
     before = _checked("fanout", json_file, compare_file)
-    signal.signal(signal.SIGTERM, _end)
+    end_as_by_interrupt()
     load = load_average()  # of others: this run is not part of it yet
     from bench.fanout_row import row_of, text_of, violations_of  # loads the whole kernel
     from bench.fanout_run import FanOutPlan, measure  # the same
@@ -302,7 +301,7 @@ def _scripts(
         raise click.UsageError(f"--depth: at most {DEPTH_MAX[bench]:,} for {bench}")
     plan = ScriptPlan(bench=bench, depths=tuple(sorted(set(depths))) or DEPTHS[bench], **settings)
     before = _checked(bench, json_file, compare_file, plot_file)
-    signal.signal(signal.SIGTERM, _end)
+    end_as_by_interrupt()
     load = load_average()  # of others: this run is not part of it yet
     from bench.script_row import text_of  # with the next
     from bench.script_run import measure  # loads the whole kernel
@@ -324,11 +323,6 @@ def _scripts(
     if plot_file is not None:
         depth_plot.write(f"bench {bench}, {run.version}, {found.machine}", run.rows, plot_file)
     _conclude(found, before, json_file)
-
-
-def _end(number: int, frame: FrameType | None) -> NoReturn:
-    """SIGTERM ends this program as Ctrl-C does: through every `finally`, so that nothing it started or made stays."""
-    raise SystemExit(128 + number)
 
 
 def _checked(

@@ -1,6 +1,7 @@
 """`kernel-supervisor`: the command line (ARCHITECTURE §10). What is heavy is imported inside the command that needs it.
 
-Exit status: 0 done, 1 failed, 2 usage or configuration, 3 something is not running, 69 a store can not be reached.
+Exit status: 0 done, 1 failed, 2 usage or configuration, 3 something is not running, 69 a store can not be reached;
+128 and the number of a signal that ended the command.
 What goes wrong is one line on stderr that begins with `error:`.
 """
 
@@ -15,6 +16,7 @@ import click
 from supervisor.cli_lazy import Lazy, LazyGroup
 from supervisor.cli_numbers import Seconds
 from supervisor.cli_output import OutputLost, drop_unwritable, guard_output
+from supervisor.termination import exit_status_of
 
 if TYPE_CHECKING:
     from kernel.config import Loaded
@@ -182,8 +184,8 @@ def _ended(arguments: list[str] | None) -> int | str | None:
         return found if isinstance(found, int) else 0
     except SystemExit as end:
         return end.code
-    except click.exceptions.Abort:
-        return 130
+    except click.exceptions.Abort as abort:
+        return exit_status_of(abort.__cause__)
     except click.ClickException as error:
         _say(error.format_message())
         return error.exit_code
