@@ -6,11 +6,9 @@ Without `--subscribers` it is one content job (`live_single`); with it, the whol
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,18 +19,21 @@ from asr_demo import live_audience, live_single
 from asr_demo.audience_run import Orders
 from asr_demo.flow import STEPS
 from asr_demo.live_chaos import SEED_MAX, fresh_seed
-from asr_demo.live_page import PORT, missing_extra
+from asr_demo.live_page import PORT, missing_extra, taken_port
 from asr_demo.page_orders import PageOrders
 from asr_demo.screen import visible
 from asr_demo.variants import variant_name
 from asr_demo.wav import AudioRefused, check_wav, keep_wav
 from kernel import InvalidConfig, KernelError
 from kernel.config import Config, Limit, load
+from supervisor.cli_numbers import WholeNumber
+from supervisor.fresh_folder import fresh_folder
 from supervisor.session import SessionFailed
+from supervisor.termination import end_as_by_interrupt, exit_status_of
 
 RECORDING = Path(__file__).parent / "audio" / "architecture_night.wav"
 SUBSCRIBERS, SUBSCRIBERS_MAX = 25, 1_000
-EXIT_MISSING = 78
+EXIT_USAGE, EXIT_MISSING = 2, 78
 SCAN_S = 2.0
 """What died between two writes is found by the scan: every half minute by default, too rarely for an audience."""
 
@@ -41,7 +42,7 @@ SCAN_S = 2.0
 @click.option("--audio", metavar="FILE", help="Your own recording: WAV, PCM 16 bit, mono, 16 kHz, at most 10 minutes.")
 @click.option(
     "--subscribers",
-    type=click.IntRange(1, SUBSCRIBERS_MAX),
+    type=WholeNumber(1, SUBSCRIBERS_MAX),
     is_flag=False,
     flag_value=SUBSCRIBERS,
     metavar="[N]",
@@ -51,11 +52,11 @@ SCAN_S = 2.0
     "--kill-worker-at", "kill_at", type=click.Choice(STEPS), help="SIGKILL the worker that executes this step."
 )
 @click.option("--chaos", is_flag=True, help="With --subscribers: kill processes and wipe Redis at random.")
-@click.option("--seed", type=click.IntRange(0, SEED_MAX), help="Repeat the kills of an earlier --chaos.")
+@click.option("--seed", type=WholeNumber(0, SEED_MAX), help="Repeat the kills of an earlier --chaos.")
 @click.option(
     "--web",
     "port",
-    type=click.IntRange(0, 65_535),
+    type=WholeNumber(0, 65_535),
     is_flag=False,
     flag_value=PORT,
     metavar="[PORT]",
@@ -90,7 +91,10 @@ def main(
         _refuse("the demo needs the extra `demo`: pip install 'workflow-kernel[demo]'")
     if port is not None and (missing := missing_extra()) is not None:
         _refuse(missing, EXIT_MISSING)
+    end_as_by_interrupt()
     try:
+        if port is not None and (taken := taken_port(port)) is not None:
+            _refuse(taken)
         with _data_folder(data_dir, keep=keep) as folder:
             chosen = _seed(seed) if chaos else None
             orders = Orders(subscribers or 0, _recording(audio, folder), kill_at, chosen, PageOrders(port, stay))
@@ -99,12 +103,15 @@ def main(
         _refuse(f"--audio {audio or RECORDING}: {error.message}")
     except InvalidConfig as error:
         _refuse(str(error))
-    except (SessionFailed, KernelError) as error:
+    except KernelError as error:
+        if isinstance(error, SessionFailed) and error.exit_status == EXIT_USAGE:
+            sys.exit(EXIT_USAGE)  # its supervisor has said what is wrong with the settings
         click.echo(f"error: {visible(str(error))}", err=True)
         sys.exit(1)
-    except KeyboardInterrupt:
-        click.echo("interrupted: everything that ran has been ended", err=True)
-        sys.exit(130)
+    except KeyboardInterrupt as interrupt:
+        with suppress(OSError):  # its terminal may be what has ended
+            click.echo("interrupted: everything that ran has been ended", err=True)
+        sys.exit(exit_status_of(interrupt))
     sys.exit(0 if ok else 1)
 
 
@@ -132,7 +139,7 @@ def _seed(given: int | None) -> int:
     return fresh_seed() if given is None else given
 
 
-def _refuse(line: str, status: int = 2) -> None:
+def _refuse(line: str, status: int = EXIT_USAGE) -> None:
     click.echo(f"error: {visible(line)}", err=True)
     sys.exit(status)
 
@@ -140,31 +147,19 @@ def _refuse(line: str, status: int = 2) -> None:
 @contextmanager
 def _data_folder(data_dir: str | None, *, keep: bool) -> Iterator[Path]:
     """The folder of this run: the given one, which stays, or a fresh one, which goes unless it is kept."""
-    if data_dir is not None:
-        given = Path(data_dir).absolute()
+    with ExitStack() as opened:
         try:
-            given.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if data_dir is not None:
+                folder = Path(data_dir).absolute()
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            else:
+                folder = opened.enter_context(fresh_folder(Path(".kernel").absolute(), "demo-", keep=keep))
         except OSError as error:
-            raise InvalidConfig(f"data_dir: {given} can not be used: {error.strerror}") from None
-        yield given
-        return
-    parent = Path(".kernel").absolute()
-    try:
-        parent.mkdir(mode=0o700, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix="demo-", dir=parent))
-    except OSError as error:
-        raise InvalidConfig(f"data_dir: {parent} can not be used: {error.strerror}") from None
-    try:
+            place = Path(data_dir or ".kernel").absolute()
+            raise InvalidConfig(f"data_dir: {place} can not be used: {error.strerror}") from None
+        if keep and data_dir is None:
+            opened.callback(click.echo, f"kept: {folder}", err=True)
         yield folder
-    finally:
-        if keep:
-            click.echo(f"kept: {folder}", err=True)
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
-            try:
-                parent.rmdir()  # only when nothing else is in it
-            except OSError:
-                pass
 
 
 def _recording(audio: str | None, folder: Path) -> Path:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import socket
 import threading
 from importlib.util import find_spec
 
@@ -11,9 +14,11 @@ from asr_demo.flow import PAGE
 from asr_demo.page_orders import PageOrders
 from asr_demo.screen import PlainScreen
 from kernel.config import Config
+from supervisor.listening import AGAIN_MS, TRIES
 from supervisor.session import Session, SessionFailed
 
 PORT = 8321
+LOOPBACK = "127.0.0.1"
 _PACKAGES = ("sse_starlette", "starlette", "uvicorn")
 
 
@@ -22,6 +27,21 @@ def missing_extra() -> str | None:
     if all(find_spec(package) is not None for package in _PACKAGES):
         return None
     return "--web needs the extra `web`: pip install 'workflow-kernel[web]'"
+
+
+def taken_port(port: int) -> str | None:
+    """One line for a port that the page can not have; None when it can. Looked at before anything is started, and for
+    as long as children of a killed run may hold it."""
+    pause = threading.Event()
+    for attempt in range(1, TRIES + 1):
+        try:
+            socket.create_server((LOOPBACK, port)).close()
+            return None
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or attempt == TRIES:
+                return f"--web {port}: {os.strerror(error.errno or errno.EADDRNOTAVAIL)}"
+        pause.wait(AGAIN_MS / 1000)
+    return None
 
 
 def page_url(session: Session) -> str:

@@ -75,8 +75,7 @@ def drive(
     try:
         with open_screen(quiet_terminal=quiet) as screen:
             screen.say(f"recording {recording.name}; store, queue and log in {folder}")
-            with running(config) as session:
-                client = open_client(config, folder, session.redis_url)
+            with running(config) as session, open_client(config, folder, session.redis_url) as client:
                 announce(session, page, "/live/note-1", screen)
                 _follow(session, client, notes, run, recording, kill_at, screen)
                 stay(session, page, screen)

@@ -45,8 +45,8 @@ class Tree:
         return self._session
 
     def client(self) -> Client:
-        """A publisher's client on this tree's stores. One from before `begin_again` knows an old Redis."""
-        return open_client(self.config, self.config.data_dir, self.session.redis_url)
+        """A publisher's client on this tree's stores, closed before the tree ends or its supervisor is replaced."""
+        return self._stack.enter_context(open_client(self.config, self.config.data_dir, self.session.redis_url))
 
     def children(self) -> list[dict[str, Any]]:
         """The rows of `status`, whose names are learnt; none while the supervisor does not answer."""

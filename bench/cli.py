@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import os
 import secrets
-import signal
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -24,6 +22,8 @@ from bench.plan import Plan
 from bench.progress import open_progress
 from bench.run_folder import run_folder
 from bench.script_plan import DEPTH_MAX, DEPTHS, ScriptBench, ScriptPlan
+from supervisor.cli_numbers import WholeNumber
+from supervisor.termination import end_as_by_interrupt
 
 if TYPE_CHECKING:
     from bench.measured_run import Measured
@@ -42,21 +42,21 @@ def _load_options(command: Callable[..., None]) -> Callable[..., None]:
         ),
         click.option(
             "--slots",
-            type=click.IntRange(1, 256),
+            type=WholeNumber(1, 256),
             metavar="N",
             default=8,
             help="Workflows one worker runs at once (8).",
         ),
         click.option(
             "--workers",
-            type=click.IntRange(1, 64),
+            type=WholeNumber(1, 64),
             metavar="N",
             multiple=True,
             default=[2],
             help="Worker processes (2); several times for a run of each.",
         ),
         click.option(
-            "--count", type=click.IntRange(1, 200_000), metavar="N", default=1000, help="Workflows to run (1000)."
+            "--count", type=WholeNumber(1, 200_000), metavar="N", default=1000, help="Workflows to run (1000)."
         ),
     ):
         command = option(command)
@@ -68,7 +68,7 @@ def _fault_options(command: Callable[..., None]) -> Callable[..., None]:
     for option in (
         click.option(
             "--seed",
-            type=click.IntRange(0, 2**32 - 1),
+            type=WholeNumber(0, 2**32 - 1),
             metavar="N",
             help="Chooses whom to kill (a fresh one, printed).",
         ),
@@ -118,7 +118,7 @@ _data_dir_option = click.option(
 @click.option(
     "--open",
     "open_limit",
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     metavar="N",
     help="Open at once (all; with faults 2 × workers × slots).",
 )
@@ -132,9 +132,9 @@ _data_dir_option = click.option(
     metavar="TIME",
     help="Stop the store of observations that long, and compare.",
 )
-@click.option("--pairs", type=click.IntRange(1, 20), metavar="N", default=1, help="Of runs with and without it (1).")
+@click.option("--pairs", type=WholeNumber(1, 20), metavar="N", default=1, help="Of runs with and without it (1).")
 @click.option(
-    "--idle-samples", type=click.IntRange(1, 10_000), metavar="N", default=300, help="Workflows run one by one (300)."
+    "--idle-samples", type=WholeNumber(1, 10_000), metavar="N", default=300, help="Workflows run one by one (300)."
 )
 @_data_dir_option
 def workflows(
@@ -148,7 +148,7 @@ def workflows(
     if around and (len(plans) > 1 or plans[0].faulty or plot_file is not None):
         raise click.UsageError("--observation-outage: with one number of --workers, no other faults and no --plot")
     before = _checked("workflows", json_file, compare_file, plot_file)
-    signal.signal(signal.SIGTERM, _end)
+    end_as_by_interrupt()
     load = load_average()  # of others: this run is not part of it yet
     from bench import outage_row  # as the next
     from bench.workflow_row import findings_of, row_of, shares_of, text_of  # loads the whole kernel
@@ -176,12 +176,10 @@ def workflows(
 
 
 @main.command()
+@click.option("--count", type=WholeNumber(1, 100_000), metavar="N", default=20_000, help="Waiting subscribers (20000).")
+@click.option("--workers", type=WholeNumber(1, 64), metavar="N", default=2, help="Worker processes (2).")
 @click.option(
-    "--count", type=click.IntRange(1, 100_000), metavar="N", default=20_000, help="Waiting subscribers (20000)."
-)
-@click.option("--workers", type=click.IntRange(1, 64), metavar="N", default=2, help="Worker processes (2).")
-@click.option(
-    "--slots", type=click.IntRange(1, 256), metavar="N", default=8, help="Workflows one worker runs at once (8)."
+    "--slots", type=WholeNumber(1, 256), metavar="N", default=8, help="Workflows one worker runs at once (8)."
 )
 @click.option(
     "--durability", type=click.Choice(["full", "normal"]), default="normal", help="What a commit survives (normal)."
@@ -203,7 +201,7 @@ def fanout(
 ) -> None:
     """One event to many waiting workflows through the real tree: rate, cost, memory; nobody twice, nobody lost."""
     before = _checked("fanout", json_file, compare_file)
-    signal.signal(signal.SIGTERM, _end)
+    end_as_by_interrupt()
     load = load_average()  # of others: this run is not part of it yet
     from bench.fanout_row import row_of, text_of, violations_of  # loads the whole kernel
     from bench.fanout_run import FanOutPlan, measure  # the same
@@ -248,13 +246,11 @@ def _script_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option(
             "--slice", "slice_s", type=Duration(0.001), metavar="TIME", default=0.04, help="Of one slice (40ms)."
         ),
-        click.option(
-            "--repeats", type=click.IntRange(1, 1000), metavar="N", default=15, help="Slices of each row (15)."
-        ),
+        click.option("--repeats", type=WholeNumber(1, 1000), metavar="N", default=15, help="Slices of each row (15)."),
         click.option(
             "--depth",
             "depths",
-            type=click.IntRange(8, 1_000_000),
+            type=WholeNumber(8, 1_000_000),
             metavar="N",
             multiple=True,
             help="How much lies there already; several times for several rows.",
@@ -305,7 +301,7 @@ def _scripts(
         raise click.UsageError(f"--depth: at most {DEPTH_MAX[bench]:,} for {bench}")
     plan = ScriptPlan(bench=bench, depths=tuple(sorted(set(depths))) or DEPTHS[bench], **settings)
     before = _checked(bench, json_file, compare_file, plot_file)
-    signal.signal(signal.SIGTERM, _end)
+    end_as_by_interrupt()
     load = load_average()  # of others: this run is not part of it yet
     from bench.script_row import text_of  # with the next
     from bench.script_run import measure  # loads the whole kernel
@@ -327,11 +323,6 @@ def _scripts(
     if plot_file is not None:
         depth_plot.write(f"bench {bench}, {run.version}, {found.machine}", run.rows, plot_file)
     _conclude(found, before, json_file)
-
-
-def _end(number: int, frame: FrameType | None) -> NoReturn:
-    """SIGTERM ends this program as Ctrl-C does: through every `finally`, so that nothing it started or made stays."""
-    raise SystemExit(128 + number)
 
 
 def _checked(

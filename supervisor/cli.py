@@ -1,22 +1,27 @@
 """`kernel-supervisor`: the command line (ARCHITECTURE §10). What is heavy is imported inside the command that needs it.
 
-Exit status: 0 done, 1 failed, 2 usage or configuration, 3 something is not running, 69 a store can not be reached.
+Exit status: 0 done, 1 failed, 2 usage or configuration, 3 something is not running, 69 a store can not be reached;
+128 and the number of a signal that ended the command.
 What goes wrong is one line on stderr that begins with `error:`.
 """
 
 from __future__ import annotations
 
-import io
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from supervisor.cli_lazy import Lazy, LazyGroup
+from supervisor.cli_numbers import Seconds
+from supervisor.cli_output import OutputLost, drop_unwritable, guard_output
+from supervisor.termination import exit_status_of
 
 if TYPE_CHECKING:
     from kernel.config import Loaded
 
+EXIT_FAILED = 1
 EXIT_NOT_RUNNING = 3
 EXIT_UNAVAILABLE = 69
 
@@ -79,7 +84,7 @@ def start(config_file: str | None, **flags: str | None) -> None:
 @data_dir_option
 @config_option
 @click.option(
-    "--timeout", "timeout_s", type=float, metavar="SECONDS", help="Wait at most that long (default: for ever)."
+    "--timeout", "timeout_s", type=Seconds(), metavar="SECONDS", help="Wait at most that long (default: for ever)."
 )
 def stop(data_dir: str | None, config_file: str | None, timeout_s: float | None) -> None:
     """Drain the running tree and wait for its end. Exit 1 if a child had to be killed."""
@@ -109,9 +114,7 @@ def stop(data_dir: str | None, config_file: str | None, timeout_s: float | None)
     metavar="ready|stopped",
     help="First wait until all runs, or has ended.",
 )
-@click.option(
-    "--timeout", "timeout_s", type=click.FloatRange(min=0), metavar="SECONDS", help="How long --wait may take."
-)
+@click.option("--timeout", "timeout_s", type=Seconds(), metavar="SECONDS", help="How long --wait may take.")
 def status(
     data_dir: str | None, config_file: str | None, as_json: bool, watch: bool, wait: str | None, timeout_s: float | None
 ) -> None:
@@ -162,26 +165,36 @@ def _data_dir(data_dir: str | None, config_file: str | None) -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of the command; ends the process."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            # What a narrow terminal can not show is written out: an id of others must not end the command.
-            stream.reconfigure(errors="backslashreplace")
+    guard_output()
+    try:
+        status = _ended(arguments)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OutputLost as lost:
+        _say(str(lost))
+        status = EXIT_FAILED
+    drop_unwritable()
+    sys.exit(status)
+
+
+def _ended(arguments: list[str] | None) -> int | str | None:
+    """Run the command; the exit status. Raises OutputLost, and what is a fault of the program."""
     try:
         found = cli.main(arguments, prog_name="kernel-supervisor", standalone_mode=False)
-        sys.exit(found if isinstance(found, int) else 0)
-    except click.exceptions.Abort:
-        sys.exit(130)
+        return found if isinstance(found, int) else 0
+    except SystemExit as end:
+        return end.code
+    except click.exceptions.Abort as abort:
+        return exit_status_of(abort.__cause__)
     except click.ClickException as error:
         _say(error.format_message())
-        sys.exit(error.exit_code)
-    except BrokenPipeError:
-        sys.exit(1)
+        return error.exit_code
     except Exception as error:
         code = _exit_code_of(error)
         if code is None:
             raise
         _say(str(error))
-        sys.exit(code)
+        return code
 
 
 def _exit_code_of(error: Exception) -> int | None:
@@ -202,7 +215,8 @@ def _say(line: str) -> None:
     from supervisor.log_format import one_line  # loads msgspec
     from supervisor.redaction import Redactor  # loads the settings' module
 
-    click.echo(f"error: {one_line(' '.join(Redactor()(line).split()))}", err=True)
+    with suppress(OSError):  # where nobody can be told, the exit status tells
+        click.echo(f"error: {one_line(' '.join(Redactor()(line).split()))}", err=True)
 
 
 if __name__ == "__main__":

@@ -36,9 +36,13 @@ _LOOK_EVERY_S = 0.02
 
 
 class SessionFailed(KernelError):
-    """The tree did not start, or ended by itself; the reason stands on its stderr."""
+    """The tree did not start, or ended by itself with `exit_status`; the reason stands on its stderr."""
 
     code = "session_failed"
+
+    def __init__(self, message: str, exit_status: int | None = None) -> None:
+        super().__init__(message)
+        self.exit_status = exit_status
 
 
 class _Start(msgspec.Struct, frozen=True):
@@ -94,7 +98,7 @@ class Session:
             except (NoSupervisor, TimeoutError):
                 pass  # not yet listening, or no more: the process itself tells which
             if self._ended_within(_LOOK_EVERY_S):
-                raise SessionFailed(f"the supervisor ended with exit status {self.exit_status}")
+                raise SessionFailed(f"the supervisor ended with exit status {self.exit_status}", self.exit_status)
             if time.monotonic() >= deadline:
                 raise TimeoutError(f"the tree was not in the wanted state within {timeout_s:g} s")
 

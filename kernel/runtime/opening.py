@@ -33,7 +33,7 @@ from kernel.coordination.streams import Streams, StreamTerms
 from kernel.dispatch import DispatchSource
 from kernel.engine.ports import ReadyQueue, Runner
 from kernel.engine.threads import ThreadRunner
-from kernel.errors import CoordinationUnavailable, InvalidConfig, InvalidName, KernelError
+from kernel.errors import CoordinationUnavailable, InvalidConfig, InvalidName, KernelError, StoreUnavailable
 from kernel.ids import IdSource, RandomIds, check_name
 from kernel.objects import Objects
 from kernel.runtime.observer import open_observer
@@ -229,8 +229,12 @@ def open_client(
     """A publisher's client. It needs no App and imports no activity (spl-publisher-light).
 
     `redis_url` None: nobody is told of new work, and it starts with the next scan. `close` the client, or use it as
-    `with open_client(…) as client`: it has a file or connections of its own.
+    `with open_client(…) as client`: it has a file or connections of its own. Raises StoreUnavailable, also where the
+    stores lie in the data folder and no tree has made it yet; SchemaMismatch; InvalidConfig.
     """
+    if config.mongodb_uri is None and not os.path.isdir(data_dir):
+        folder = os.path.abspath(data_dir)
+        raise StoreUnavailable(f"there is no data folder {folder}: the first start of a tree there makes it")
     clock, ids = SystemClock(), RandomIds()
     store = open_store(config, Path(data_dir), clock, prepare=prepare)
     opened = open_lanes(config, redis_url, clock)

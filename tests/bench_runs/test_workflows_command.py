@@ -101,7 +101,8 @@ def test_killed_workers_and_an_emptied_redis_cost_time_but_no_workflow(tmp_path:
 
 
 @pytest.mark.fault
-def test_ctrl_c_ends_the_tree_and_removes_its_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_the_tree_and_removes_its_folder(tmp_path: Path, number: signal.Signals) -> None:
     # 60 s of load: it can not end by itself while this test looks.
     command = [*BENCH, "workflows", "--count", "9000", "--kill-every", "10s", "--idle-samples", "1"]
     bench = subprocess.Popen(command, cwd=tmp_path, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
@@ -110,14 +111,14 @@ def test_ctrl_c_ends_the_tree_and_removes_its_folder(tmp_path: Path) -> None:
         family = psutil.Process(bench.pid).children(recursive=True)
         assert {"worker-0", "worker-1", "dispatcher-0"} <= {process.name() for process in family}
 
-        bench.send_signal(signal.SIGINT)
+        bench.send_signal(number)
         bench.communicate(timeout=LIMIT_S)
     finally:
         if bench.poll() is None:
             bench.kill()
             bench.communicate()
 
-    assert bench.returncode == 130
+    assert bench.returncode == 128 + number
     assert psutil.wait_procs(family, timeout=60)[1] == []
     assert list(tmp_path.iterdir()) == []
 

@@ -232,7 +232,7 @@ def test_with_every_process_killed_the_result_is_the_same(ran_with: Callable[...
         (("--chaos",), "--chaos: needs --subscribers"),
         (("--subscribers", "3", "--seed", "1"), "--seed: needs --chaos"),
         (("--subscribers", "0"), "0 is not in the range"),
-        (("--subscribers", "many"), "'many' is not a valid integer"),
+        (("--subscribers", "many"), "'many' is no whole number"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ import pytest
 from asr_demo.asr_faults import FILE_NAME as FAULTS_FILE
 from asr_demo.flow import STEPS
 from kernel import workflow_id_for
+from supervisor.run_dir import LOCK_NAME
 from tests.demo.command import TIME_S, demo, living_below, report
 from tests.support.wait import wait_until
 
@@ -170,23 +174,66 @@ def test_what_is_no_recording_is_one_line_and_exit_2(
     assert [entry.name for entry in tmp_path.iterdir()] == ([] if content is None else [name])
 
 
-@pytest.mark.fault
-@pytest.mark.req("dc-clean-exit")
-@pytest.mark.parametrize(("arguments", "begun"), [((), "notes.sqlite"), (("--subscribers", "3"), "shows.sqlite")])
-def test_ctrl_c_ends_everything_that_ran(tmp_path: Path, arguments: tuple[str, ...], begun: str) -> None:
+def test_a_data_folder_that_is_in_use_is_one_line_and_exit_2(tmp_path: Path) -> None:
+    with open(tmp_path / LOCK_NAME, "w", encoding="ascii") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = demo(tmp_path, "--data-dir", ".")
+
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert "is in use by a running supervisor" in line
+
+
+@contextmanager
+def _at_work(folder: Path, *arguments: str, begun: str = "notes.sqlite") -> Iterator[subprocess.Popen[str]]:
+    """A demo that has begun to work, in `folder`; killed after the block if it still runs."""
     command = [sys.executable, "-m", "supervisor", "demo", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     with subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         try:
-            wait_until(lambda: list(tmp_path.glob(".kernel/demo-*/run.json")), "the tree is up")
-            wait_until(lambda: list(tmp_path.glob(f".kernel/demo-*/{begun}")), "the work has begun")
-            process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=60)
+            wait_until(lambda: list(folder.glob(".kernel/demo-*/run.json")), "the tree is up")
+            wait_until(lambda: list(folder.glob(f".kernel/demo-*/{begun}")), "the work has begun")
+            yield process
         finally:
             process.kill()
-    assert process.returncode == 130
-    assert "interrupted" in errors
+
+
+@pytest.mark.fault
+@pytest.mark.req("dc-clean-exit")
+@pytest.mark.parametrize(
+    ("number", "arguments", "begun"),
+    [
+        (signal.SIGINT, (), "notes.sqlite"),
+        (signal.SIGINT, ("--subscribers", "3"), "shows.sqlite"),
+        (signal.SIGTERM, (), "notes.sqlite"),
+        (signal.SIGHUP, ("--subscribers", "3"), "shows.sqlite"),
+    ],
+)
+def test_a_signal_ends_everything_that_ran(
+    tmp_path: Path, number: signal.Signals, arguments: tuple[str, ...], begun: str
+) -> None:
+    with _at_work(tmp_path, *arguments, begun=begun) as process:
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert errors.splitlines()[-1] == "interrupted: everything that ran has been ended"
     wait_until(lambda: not living_below(tmp_path), "every process of the demo has ended")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.fault
+@pytest.mark.req("dc-clean-exit")
+def test_what_a_killed_demo_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    with _at_work(tmp_path) as killed:
+        killed.kill()
+        killed.wait()
+        wait_until(lambda: not living_below(tmp_path), "the tree of the killed demo has ended")
+    (left,) = tmp_path.glob(".kernel/demo-*")
+
+    done = demo(tmp_path, "--audio", "missing.wav")  # over at once, but not before it has made its folder
+
+    assert done.returncode == 2
+    assert not left.exists()
     assert list(tmp_path.iterdir()) == []

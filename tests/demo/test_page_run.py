@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -190,13 +191,28 @@ def test_a_worker_killed_in_compose_is_seen_as_a_restart_and_changes_nothing(
     [
         (["--stay"], "error: --stay: needs --web\n"),
         (["--web", "65536"], "65536 is not in the range 0<=x<=65535"),
-        (["--web", "8o"], "'8o' is not a valid integer"),
+        (["--web", "8o"], "'8o' is no whole number"),
+        (["--web", "8_321"], "'8_321' is no whole number"),
     ],
 )
 def test_a_wrong_option_is_exit_2(arguments: list[str], says: str) -> None:
     done = CliRunner().invoke(main, arguments)
     assert (done.exit_code, done.stdout) == (2, "")
     assert says in done.stderr
+
+
+def test_a_port_in_use_is_one_line_that_names_the_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(live_page, "TRIES", 2)
+    monkeypatch.chdir(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = CliRunner().invoke(main, ["--web", str(port)])
+
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr + capfd.readouterr().err == f"error: --web {port}: Address already in use\n"
+    assert list(tmp_path.iterdir()) == [], "nothing was started for it"
 
 
 def test_without_the_extra_one_line_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,8 @@ import pytest
 from tests.support.wait import wait_until
 
 ROOT = Path(__file__).parents[2]
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S)
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.S)
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
@@ -69,3 +70,7 @@ with open_publisher(config, config.data_dir, None, objects=[offers]) as publishe
     pending = run(desk, "-m", "supervisor", "dispatch", "pending", "--app", "desk:app")
     assert pending.returncode == 0, pending.stderr
     assert "offer-1" not in pending.stdout
+
+    (said,) = re.findall(r"accepted object has the biz_key `type:object_id`, here `(\S+)`", README)
+    shown = run(desk, "-m", "supervisor", "workflow", "show", said)
+    assert (shown.returncode, shown.stdout.startswith("completed at ")) == (0, True), shown.stdout + shown.stderr

@@ -231,6 +231,16 @@ def test_what_can_not_be_closed_does_not_keep_the_rest_open() -> None:
     assert closed == ["last", "first"]
 
 
+def test_a_folder_where_no_tree_ever_ran_is_named_and_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(StoreUnavailable) as refused:
+        open_client(Config(), ".kernel", None)
+
+    assert str(refused.value) == f"there is no data folder {tmp_path}/.kernel: the first start of a tree there makes it"
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.req("sse-disconnect")
 def test_whoever_follows_a_stream_of_a_closed_client_ends(tmp_path: Path) -> None:
     """Its store answers nobody any more, which looks like one that will be back: a thread would wait for ever."""

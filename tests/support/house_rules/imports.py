@@ -41,6 +41,8 @@ PARENT = ("kernel.config.*", "kernel.credentials.*", "kernel.errors.*", "kernel.
 OPERATORS = ("supervisor.cli", "supervisor.ops", "supervisor.console", "supervisor.metrics", "supervisor.http_server")
 """Never loaded by the parent's own modules."""
 
+DRIVERS = ("supervisor.session", "supervisor.fresh_folder", "supervisor.termination", "supervisor.cli_numbers")
+"""What a program that drives a tree of its own has of the supervisor."""
 
 EXTRAS = ("kernel.observe.prometheus", "kernel.observe.spans")  # loaded only where a setting asks for them
 
@@ -165,12 +167,12 @@ AREAS = (
     Area("asr_demo.page_orders", own=()),
     Area(
         "asr_demo.live",  # the driver: it starts a tree of its own and watches it from outside
-        own=("kernel", "kernel.runtime.*", "kernel.config.*", "asr_demo.*", "supervisor.session"),
+        own=("kernel", "kernel.runtime.*", "kernel.config.*", "asr_demo.*", "supervisor.listening", *DRIVERS),
         others=("click", "msgspec"),
     ),
     Area(
         "bench",
-        own=("kernel.*", "lua.*", "fanout.*", "bench.*", "supervisor.session", "supervisor.control_client"),
+        own=("kernel.*", "lua.*", "fanout.*", "bench.*", "supervisor.control_client", *DRIVERS),
         others=("click", "msgspec", "psutil", "redis", "rich", "matplotlib"),
         never=("kernel.testing",),
     ),
