@@ -171,7 +171,8 @@ def main(arguments: list[str] | None = None) -> None:
         if sys.stdout is not None:
             sys.stdout.flush()
     except OutputLost as lost:
-        _say(str(lost))
+        if str(lost):
+            _say(str(lost))
         status = EXIT_FAILED
     drop_unwritable()
     sys.exit(status)

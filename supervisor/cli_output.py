@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -11,8 +12,8 @@ _STREAMS = ("stdout", "stderr")
 
 
 class OutputLost(OSError):
-    """What was printed could not be written. Its message is the line for people; it has no errno, by which click would
-    take it for its own matter."""
+    """What was printed could not be written. Its message is the line for people, empty where the reader has gone, who
+    wants no more (`… | head`); it has no errno, by which click would take it for its own matter."""
 
 
 class Output(io.TextIOWrapper):
@@ -45,6 +46,8 @@ class Output(io.TextIOWrapper):
 
 
 def _lost(error: OSError) -> OutputLost:
+    if error.errno == errno.EPIPE:
+        return OutputLost("")
     return OutputLost(f"the output can not be written: {error.strerror or error}")
 
 
