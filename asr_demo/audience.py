@@ -15,7 +15,8 @@ from asr_demo.screen import Grid
 from asr_demo.timeline import waiting_for
 from kernel import Instance
 
-ROWS_MAX = 30
+ROWS_MAX = 250
+"""Subscribers that each have a row at the end; of more, as many share one as make twenty."""
 _STATES = ("waiting", "running", "done")
 _COLUMNS = ("subscriber", "ended", "waited for event", "for speech", "for capacity", "queued", "ran", "entries", "by")
 

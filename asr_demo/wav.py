@@ -12,7 +12,7 @@ import stat
 import tempfile
 import wave
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -73,7 +73,18 @@ def keep_wav(path: Path, folder: Path) -> Path:
     The ASR service reads only from folders that it knows; this brings a file from elsewhere into one. The copy
     appears under its name only when complete, so a crash in between leaves nothing that could be taken for it.
     """
+    is_new = not folder.exists()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        return _kept(path, folder)
+    except AudioRefused:
+        if is_new:
+            with suppress(OSError):  # somebody else keeps something there by now
+                folder.rmdir()
+        raise
+
+
+def _kept(path: Path, folder: Path) -> Path:
     with _open_regular(path) as source, tempfile.NamedTemporaryFile(dir=folder, suffix=".part") as copy:
         for piece in _pieces(source):
             copy.write(piece)

@@ -89,16 +89,17 @@ def test_many_share_rows_and_a_few_have_their_own() -> None:
         instances = {f"sub-{n}": instance(n, **ENDED) for n in range(count)}
         return closing_grid(shares(instances, [entry(0, "a", 7, 250)], {"a": "worker-0"}, NOW))
 
-    few, many = grid(2), grid(45)
+    few, each, many = grid(2), grid(250), grid(300)
 
     assert few.rows == [
         ("sub-0", "completed", "5.00 s", "0.00 s", "0.00 s", "24.75 s", "0.25 s", "1", "worker-0 (pid 7)"),
         ("sub-1", "completed", "5.00 s", "0.00 s", "0.00 s", "25.00 s", "0.00 s", "0", ""),
     ]
-    assert len(many.rows) == 15
-    assert many.rows[0][:3] == ("sub-0 … sub-2", "3 completed", "5.00 s (5.00)")
+    assert [row[0] for row in each.rows] == [f"sub-{n}" for n in range(250)]
+    assert len(many.rows) == 20
+    assert many.rows[0][:3] == ("sub-0 … sub-14", "15 completed", "5.00 s (5.00)")
     assert many.rows[0][6:] == ("0.00 s (0.25)", "1", "worker-0")
-    assert many.rows[-1][0] == "sub-42 … sub-44"
+    assert many.rows[-1][0] == "sub-285 … sub-299"
 
 
 def test_tables_are_aligned_and_text_is_text() -> None:

@@ -141,4 +141,8 @@ def test_a_refused_recording_is_not_kept(tmp_path: Path) -> None:
         keep_wav(original, tmp_path / "kept")
 
     assert refused.value.code == "not_mono"
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.wav"]
+    (tmp_path / "kept").mkdir()
+    with pytest.raises(AudioRefused):
+        keep_wav(original, tmp_path / "kept")
     assert list((tmp_path / "kept").iterdir()) == []
