@@ -23,6 +23,7 @@ from kernel.observe.tables import OBSERVE_TABLES
 from kernel.runtime import embedded_redis_url, load_app
 from kernel.runtime.examining import ROWS_MAX, Examined, Rows, examine_redis, examine_store
 from kernel.runtime.observer import OBSERVE_FILE
+from kernel.store.disk import full_disk
 from kernel.store.facts import StoreFacts
 from supervisor.embedded import server_program
 from supervisor.ops_shell import many, span_text
@@ -111,10 +112,9 @@ def folder_check(config: Config) -> Check:
     folder = Path(config.data_dir).absolute()
     if not folder.exists():
         above = next(parent for parent in folder.parents if parent.exists())
-        if not os.access(above, os.W_OK | os.X_OK):
-            return Check(
-                "folder", "fail", f"{folder} can not be made: {above} is read-only", "choose another --data-dir"
-            )
+        why = "it is read-only" if not os.access(above, os.W_OK | os.X_OK) else full_disk(str(above))
+        if why is not None:
+            return Check("folder", "fail", f"{folder} can not be made in {above}: {why}", "choose another --data-dir")
         return Check("folder", "ok", f"{folder} is not there yet: a start makes it")
     if not folder.is_dir():
         return Check("folder", "fail", f"{folder} is not a folder", "choose another --data-dir")
@@ -124,7 +124,11 @@ def folder_check(config: Config) -> Check:
             "folder", "fail", f"{folder} belongs to another user", "run as that user, or choose another folder"
         )
     if not os.access(folder, os.W_OK | os.X_OK):
+        if os.statvfs(folder).f_flag & os.ST_RDONLY:
+            return Check("folder", "fail", f"{folder} lies on a read-only file system", "choose another --data-dir")
         return Check("folder", "fail", f"{folder} is read-only", f"chmod u+rwx {folder}")
+    if (full := full_disk(str(folder))) is not None:
+        return Check("folder", "fail", f"{folder}: {full}", f"make room: df -h {folder}")
     if found.st_mode & 0o077:
         return Check("folder", "warn", f"others may enter {folder} ({found.st_mode & 0o777:o})", f"chmod 700 {folder}")
     return Check("folder", "ok", f"{folder} is private")
@@ -211,6 +215,8 @@ def _unwritable(name: str, verdict: Verdict, facts: StoreFacts) -> Check:
     """A SQLite store that can be read and not written, and the process that has to go on or to end for that."""
     text = f"{facts.server} at {facts.where} can be read, and takes no writes now: {facts.write_fault}"
     pid = facts.lock_holder
+    if facts.is_full:
+        return Check(name, verdict, text, f"make room: df -h {Path(facts.where).parent}; then work goes on by itself")
     if not facts.is_locked:
         return Check(name, verdict, text, "look at the rights of the file and its folder, and at the disk")
     if pid is None:

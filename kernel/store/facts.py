@@ -25,3 +25,5 @@ class StoreFacts(msgspec.Struct, frozen=True, kw_only=True):
     """SQLite: that is because somebody holds its write lock."""
     lock_holder: int | None = None
     """SQLite: the process that does, where the operating system tells."""
+    is_full: bool = False
+    """SQLite: it takes no writes because its disk is full."""

@@ -13,7 +13,7 @@ under a lock that all processes wait for in order:
 | `sqlite_rows` | documents as rows, statements |
 | `sqlite_schema` | tables, indexes, version |
 | `sqlite_files` | connections, and the driver's errors in the kernel's words |
-| `sqlite_probe` | whether it takes writes now, and who keeps it from that |
+| `sqlite_probe` | whether it takes writes now, and who or what keeps it from that |
 
 `durability="full"` makes every answered write survive a loss of power (one fsync a batch); with "normal" it
 survives the death of any process, and a loss of power may take back the last ones (DECISIONS 22).
@@ -201,7 +201,7 @@ class SqliteStore:
         """How the file is, without a write. Raises StoreUnavailable, or SchemaMismatch where a start would."""
         with self._reader() as connection:
             lacking = sqlite_schema.lacking(connection, self.path, tuple(self._tables.values()))
-        fault, is_locked, holder = sqlite_probe.probe(self.path)
+        fault, is_locked, holder, is_full = sqlite_probe.probe(self.path)
         return StoreFacts(
             kind="sqlite",
             where=self.path,
@@ -211,6 +211,7 @@ class SqliteStore:
             write_fault=fault,
             is_locked=is_locked,
             lock_holder=holder,
+            is_full=is_full,
         )
 
     # --- life -----------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """Does a SQLite store take writes now, and if not, who keeps it from that? Asked for `doctor`, without a change.
 
 Reading tells nothing about it: readers of a WAL never wait for a writer, so a store that a stopped process has locked
-answers every question. The probe waits in the same line as every writer, on a descriptor of its own.
+answers every question. The probe waits in the same line as every writer, on a descriptor of its own. SQLite's write
+lock needs no room on the disk: that is asked for apart, where the log grows.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import NamedTuple
 
 from kernel.errors import StoreUnavailable
 from kernel.store import sqlite_files
+from kernel.store.disk import full_disk
 from kernel.store.sqlite_group import Slot, WriteGroup
 from kernel.store.sqlite_lock import LockFile
 
@@ -23,15 +25,17 @@ _SHM_WRITE_BYTE = 120
 
 class WriteSide(NamedTuple):
     """`fault` None: it takes writes. `is_locked`: because somebody holds a lock of it, `holder` where the system tells
-    who; otherwise the file or the disk is at fault."""
+    who; `is_full`: the disk is; otherwise the file or the disk is at fault in another way."""
 
     fault: str | None = None
     is_locked: bool = False
     holder: int | None = None
+    is_full: bool = False
 
 
 def probe(path: str) -> WriteSide:
-    """Take both locks of a writer and give them back: the lock file's, then SQLite's own. `path` is a store."""
+    """Take both locks of a writer and give them back, the lock file's, then SQLite's own; then look for room on the
+    disk. `path` is a store."""
     lock = LockFile(f"{path}-lock")
     if lock.refusal is not None:
         return WriteSide(lock.refusal)
@@ -50,10 +54,12 @@ def probe(path: str) -> WriteSide:
         WriteGroup(lock, take, PROBE_WAIT_MS).submit(None)
     except StoreUnavailable as error:
         is_locked = not codes or codes[-1] in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-        return WriteSide(str(error), is_locked, _holder(path) if is_locked else None)
+        is_full = sqlite3.SQLITE_FULL in codes
+        return WriteSide(str(error), is_locked, _holder(path) if is_locked else None, is_full)
     finally:
         lock.close()
-    return WriteSide()
+    full = full_disk(os.path.dirname(path))
+    return WriteSide() if full is None else WriteSide(f"store {path}: {full}", is_full=True)
 
 
 def _holder(path: str) -> int | None:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sqlite3
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 
 import psutil
 import pytest
@@ -15,7 +21,7 @@ from kernel.store import sqlite_files
 from kernel.store.conditional import Insert
 from kernel.store.sqlite import SqliteStore
 from kernel.store.tables import DEFINITIONS, INSTANCES
-from supervisor.ops_checks import store_checks
+from supervisor.ops_checks import Check, folder_check, store_checks
 from supervisor.ops_tree import Tree
 from tests.process.test_doctor import diagnosed
 from tests.support.wait import wait_until
@@ -85,6 +91,76 @@ def test_a_store_that_the_disk_does_not_let_write_blames_nobody(durable, data_di
     assert check.verdict == "fail"
     assert check.text.endswith("it can not be written (read-only) (SQLITE_READONLY)")
     assert check.remedy == "look at the rights of the file and its folder, and at the disk"
+
+
+class SmallDisk:
+    """A disk of one MiB, which only root may mount; for others the answer of a full one stands for it."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self._monkeypatch = monkeypatch
+        command = ["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "none", str(folder)]
+        self.is_mounted = os.getuid() == 0 and not subprocess.call(command)
+
+    def fill(self) -> None:
+        if not self.is_mounted:
+            self._monkeypatch.setattr(os, "posix_fallocate", _no_space)
+            return
+        with pytest.raises(OSError, match="No space left"), open(self.folder / "fill", "wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+
+    def make_room(self) -> None:
+        (self.folder / "fill").unlink() if self.is_mounted else self._monkeypatch.undo()
+
+
+def _no_space(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallDisk]:
+    (tmp_path / "small").mkdir()
+    disk = SmallDisk(tmp_path / "small", monkeypatch)
+    yield disk
+    if disk.is_mounted:
+        subprocess.run(["umount", str(disk.folder)], check=True)
+
+
+@pytest.mark.fault
+def test_a_full_disk_is_a_failure_although_its_store_can_be_locked(small_disk) -> None:
+    config = Config(data_dir=str(small_disk.folder))
+
+    def looked() -> tuple[Check, Check]:
+        return next(store_checks(config, Tree(folder=config.data_dir), SystemClock())), folder_check(config)
+
+    with closing(SqliteStore(small_disk.folder / STORE_FILE, SystemClock(), durability="normal")) as store:
+        store.prepare()
+        before = looked()
+        small_disk.fill()
+        names = sorted(small_disk.folder.iterdir())
+        full, folder = looked()
+        left = sorted(small_disk.folder.iterdir())
+        small_disk.make_room()
+        after = looked()
+
+    assert {check.verdict for check in (*before, *after)} == {"ok"}
+    assert (full.verdict, folder.verdict) == ("fail", "fail")
+    assert "can be read, and takes no writes now" in full.text
+    assert full.text.endswith("the disk is full (No space left on device)")
+    assert full.remedy == f"make room: df -h {small_disk.folder}; then work goes on by itself"
+    assert left == names
+
+
+@pytest.mark.fault
+def test_where_no_store_was_made_a_full_disk_is_told_of_the_folder(small_disk) -> None:
+    small_disk.fill()
+    folder = small_disk.folder / "data"
+
+    check = folder_check(Config(data_dir=str(folder)))
+
+    assert check.verdict == "fail"
+    assert check.text.startswith(f"{folder} can not be made in {small_disk.folder}: the disk is full")
 
 
 def test_looking_at_the_write_side_changes_no_store(durable, data_dir) -> None:
