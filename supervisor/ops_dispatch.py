@@ -55,14 +55,16 @@ def pending(limit: int, data_dir: str | None, config_file: str | None, app: str 
     config = load({"data_dir": data_dir, "app": app}, file=config_file).config
     found: list[Pending] = []
     more = False
+    declared = load_app(config.app)
     with ExitStack() as until:
-        for source in open_dispatch_sources(config, load_app(config.app), until):
+        for source in open_dispatch_sources(config, declared, until):
             rows = _open_intents(source)
             found += islice(rows, limit - len(found))
             if len(found) == limit and next(rows, None) is not None:
                 more = True
     if as_json:
-        answer = {"v": 1, "pending": [msgspec.to_builtins(row) for row in found], "more": more}
+        told = [msgspec.to_builtins(row) for row in found]
+        answer = {"v": 1, "pending": told, "more": more, "declared": is_any_declared(declared)}
         click.echo(json.dumps(answer, ensure_ascii=True))
         return
     for row in found:
@@ -70,7 +72,16 @@ def pending(limit: int, data_dir: str | None, config_file: str | None, app: str 
     if more:
         click.echo(f"… and more: only the first {limit} are shown (--limit)")
     if not found:
-        click.echo("every accepted object is registered")
+        click.echo(
+            "every accepted object is registered"
+            if is_any_declared(declared)
+            else f"{config.app} declares no business objects: there was nothing to look at"
+        )
+
+
+def is_any_declared(app: App) -> bool:
+    """Whether the application accepts work at all."""
+    return bool(app.objects or app.source_makers)
 
 
 def open_dispatch_sources(config: Config, app: App, until: ExitStack) -> list[DispatchSource]:

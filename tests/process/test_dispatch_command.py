@@ -146,7 +146,20 @@ def test_an_empty_system_says_so_and_makes_no_file(shell: Shell) -> None:
     assert (answer.returncode, answer.stdout) == (0, "every accepted object is registered\n")
     assert list(shell.data.iterdir()) == []
     assert shell.rows() == []
-    assert shell.pending(app="shop:empty").stdout == "every accepted object is registered\n"
+
+
+def test_of_an_application_without_objects_nothing_is_vouched_for(
+    shell: Shell, objects: dict[str, BusinessObjects]
+) -> None:
+    """What another one has accepted in the same folder was not looked at."""
+    accept(objects["shows"], "s1")
+
+    told = shell.pending(app="shop:empty")
+    answer = json.loads(shell.pending("--json", app="shop:empty").stdout)
+
+    words = "shop:empty declares no business objects: there was nothing to look at\n"
+    assert (told.returncode, told.stdout) == (0, words)
+    assert answer == {"v": 1, "pending": [], "more": False, "declared": False}
 
 
 def test_what_others_wrote_can_neither_steer_the_terminal_nor_hide_a_row(
