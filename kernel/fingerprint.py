@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 
+_DIGITS_SHOWN = 12
+
 
 def fingerprint(type_: str, steps: Iterable[tuple[str, Sequence[str]]]) -> str:
     """64 hexadecimal digits for a workflow type and its (step name, dependencies) in order."""
@@ -21,6 +23,12 @@ def fingerprint(type_: str, steps: Iterable[tuple[str, Sequence[str]]]) -> str:
         for dependency in sorted(depends_on):
             _feed(digest, dependency)
     return digest.hexdigest()
+
+
+def version_shown(definition_key: str) -> str:
+    """A version as people read it, and as a worker tells of it: its type, and twelve digits of its fingerprint."""
+    type_, _, digits = definition_key.partition("@")
+    return f"{type_}@{digits[:_DIGITS_SHOWN]}"
 
 
 def _feed(digest: hashlib._Hash, text: str) -> None:

@@ -11,29 +11,25 @@ from collections import Counter
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import msgspec
 import psutil
 
 from kernel.clock import Clock
 from kernel.config import Config, Loaded
-from kernel.errors import CoordinationDenied, InvalidConfig, KernelError, Unavailable
+from kernel.errors import InvalidConfig, KernelError, Unavailable
 from kernel.observe.tables import OBSERVE_TABLES
 from kernel.runtime import embedded_redis_url, load_app
-from kernel.runtime.examining import ROWS_MAX, Examined, Rows, examine_redis, examine_store
+from kernel.runtime.examining import Examined, examine_redis, examine_store
 from kernel.runtime.observer import OBSERVE_FILE
 from kernel.store.disk import full_disk
 from kernel.store.facts import StoreFacts
 from supervisor.embedded import server_program
-from supervisor.ops_shell import many, span_text
+from supervisor.ops_check import Check, Verdict, refused
+from supervisor.ops_rows import row_checks
 from supervisor.ops_tree import Tree
 from supervisor.status_view import is_all_running
 
-Verdict = Literal["ok", "warn", "fail"]
-
-DUE_LATE_MS = 60_000
-"""Twice the period of the scan for what Redis has lost: whatever is due for longer has found nobody."""
 CLOCK_AHEAD_MAX_MS = 1_000
 """Stores decide about time by their own clocks, so that a wrong one hurts nobody but who compares logs."""
 _DISTRIBUTION = "workflow-kernel"
@@ -42,23 +38,6 @@ _FOR_DEVELOPERS = "dev"
 _FILES_OF_A_PROCESS = 64
 _FILES_OF_A_SLOT = 4
 _FILES_OF_A_CHILD = 8
-
-
-class Check(msgspec.Struct, frozen=True):
-    """One line: what was looked at, how it is, and what to do about it."""
-
-    name: str
-    verdict: Verdict
-    text: str
-    remedy: str | None = None
-    unreachable: bool = False
-    """A store did not answer."""
-
-
-def refused(name: str, error: KernelError, remedy: str) -> Check:
-    """A check that ended by an error of the kernel's."""
-    away = isinstance(error, Unavailable) and not isinstance(error, CoordinationDenied)
-    return Check(name, "fail", f"{error} [{error.code}]", remedy, away)
 
 
 # --- this machine -------------------------------------------------------------------------------------
@@ -151,7 +130,7 @@ def tree_check(tree: Tree) -> Check:
     """Whether a tree runs in the data folder, and what a dead one has left there."""
     status = tree.status
     if tree.is_silent:
-        remedy = "kernel-supervisor stop; if that hangs as well, kill -9 its process: the guardian ends the rest"
+        remedy = "`kernel-supervisor stop`; if that hangs as well, kill -9 its process: the guardian ends the rest"
         return Check("tree", "fail", f"the supervisor in {tree.folder} does not answer", remedy)
     if status is None:
         return _left_behind(tree)
@@ -172,7 +151,7 @@ def _left_behind(tree: Tree) -> Check:
     if tree.dead_pid is None:
         return Check("tree", "ok", f"no supervisor runs in {tree.folder}")
     text = f"no supervisor runs in {tree.folder}; one that was killed (pid {tree.dead_pid}) has left its files"
-    remedy = "kernel-supervisor start: it replaces them, and goes on with the work that was left"
+    remedy = "`kernel-supervisor start`: it replaces them, and goes on with the work that was left"
     return Check("tree", "warn", text, remedy)
 
 
@@ -184,7 +163,8 @@ def store_checks(config: Config, tree: Tree, clock: Clock) -> Iterator[Check]:
     try:
         found = examine_store(config, Path(config.data_dir).absolute(), clock)
     except Unavailable as error:
-        yield refused("store", error, "nothing runs without it: start it, or correct mongodb_uri")
+        mend = "see who may read it, and the disk" if config.mongodb_uri is None else "start it, or correct mongodb_uri"
+        yield refused("store", error, f"nothing runs without it: {mend}")
         return
     except KernelError as error:
         yield refused("store", error, "use the database of this kernel's version, or another one")
@@ -196,7 +176,7 @@ def store_checks(config: Config, tree: Tree, clock: Clock) -> Iterator[Check]:
     yield _schema("store.schema", found)
     yield clock_check("store.clock", found.ahead_ms)
     if found.rows is not None:
-        yield from _rows(found.rows, tree, is_embedded=config.mongodb_uri is None)
+        yield from row_checks(found.rows, tree, is_embedded=config.mongodb_uri is None)
 
 
 def _server(found: Examined) -> Check:
@@ -249,57 +229,6 @@ def clock_check(name: str, ahead_ms: int) -> Check:
     return Check(name, "warn", text, "let NTP set both clocks; leases and timers go by the store's alone")
 
 
-def _rows(rows: Rows, tree: Tree, *, is_embedded: bool) -> Iterator[Check]:
-    if rows.parked:
-        remedy = "kernel-supervisor workflow show ID tells why; workflow unpark ID brings one back"
-        yield Check("rows.parked", "warn", f"{_counted(rows.parked)} put aside because their workers died", remedy)
-    else:
-        yield Check("rows.parked", "ok", "no workflow is put aside")
-    yield _version_check(rows, tree)
-    yield _due_check(rows, tree, is_embedded=is_embedded)
-
-
-def _version_check(rows: Rows, tree: Tree) -> Check:
-    """A version that was seen lately lives only where somebody does: a killed worker does not take it back."""
-    seen = ", ".join(map(_version, rows.live)) or "none"
-    live = f"live versions: {seen}" if tree.workers else f"versions seen within {span_text(rows.live_ms)}: {seen}"
-    if not rows.deferred:
-        return Check("rows.version", "ok", f"no workflow waits for a version that nobody runs; {live}")
-    waiting = ", ".join(f"{_counted(count)} of {_version(key)}" for key, count in sorted(rows.deferred.items())[:5])
-    remedy = "start a worker that has this version; they go on by themselves"
-    return Check("rows.version", "warn", f"no live worker for {waiting}; {live}", remedy)
-
-
-def _due_check(rows: Rows, tree: Tree, *, is_embedded: bool) -> Check:
-    """Work that could be done now, against those who could do it. Of a store that other machines share, whoever has
-    reported a version lately may be one of them."""
-    if not rows.due:
-        return Check("rows.due", "ok", "no workflow waits for a worker")
-    text = f"{_counted(rows.due)} due, the oldest for {span_text(rows.due_ms)}"
-    is_late = rows.due_ms > DUE_LATE_MS
-    if tree.is_silent:
-        return Check("rows.due", "warn", f"{text}; whether workers run is not known", "see the check `tree`")
-    if tree.workers or (not is_embedded and rows.live):
-        who = f"{many(tree.workers, 'worker')} can take them" if tree.workers else "workers elsewhere were seen lately"
-        remedy = "kernel-supervisor lanes tells what moves; more workers or slots, if all are busy"
-        return Check("rows.due", "warn" if is_late else "ok", f"{text}; {who}", remedy)
-    if tree.status is not None:
-        why = "; ".join(tree.unable) or ("the tree is draining" if tree.is_draining else "this tree has no worker")
-        remedy = "see the check `tree`" if tree.unable else "kernel-supervisor stop, then start with --workers above 0"
-        return Check("rows.due", "fail" if is_late else "warn", f"{text}, and nobody to take them: {why}", remedy)
-    verdict: Verdict = "fail" if is_late and tree.dead_pid is not None else "warn"
-    return Check("rows.due", verdict, f"{text}, and nobody to take them: no tree runs", "kernel-supervisor start")
-
-
-def _counted(count: int) -> str:
-    return f"{'at least ' if count >= ROWS_MAX else ''}{count} workflow{'' if count == 1 else 's'}"
-
-
-def _version(key: str) -> str:
-    type_, _, fingerprint = key.partition("@")
-    return f"{type_}@{fingerprint[:12]}"
-
-
 def observation_checks(config: Config, clock: Clock) -> Iterator[Check]:
     """Where snapshots are kept. Nothing that runs work needs it, so nothing here is worse than a warning."""
     if config.observe == "off":
@@ -310,7 +239,7 @@ def observation_checks(config: Config, clock: Clock) -> Iterator[Check]:
         found = examine_store(config, folder, clock, file=OBSERVE_FILE, mongodb_uri=uri, tables=OBSERVE_TABLES)
     except KernelError as error:
         text = f"{error} [{error.code}]: work goes on, lists and timelines stay behind"
-        yield Check("observations", "warn", text, "mend it, then kernel-supervisor workflow repair")
+        yield Check("observations", "warn", text, "mend it, then `kernel-supervisor workflow repair --all`")
         return
     if found is None:
         yield Check("observations", "ok", "nothing was observed yet: a start makes the store")

@@ -17,7 +17,8 @@ from kernel.clock import SystemClock
 from kernel.config import Config, Loaded, load
 from kernel.errors import InvalidConfig, KernelError
 from supervisor import ops_checks
-from supervisor.ops_checks import Check, Verdict, refused
+from supervisor.ops_accepted import accepted_checks
+from supervisor.ops_check import Asked, Check, Verdict, refused
 from supervisor.ops_shell import EXIT_UNAVAILABLE, say_json, shell_command, visible
 from supervisor.ops_tree import Tree, look
 from supervisor.redaction import Redactor
@@ -31,10 +32,11 @@ _ORDER: tuple[Verdict, ...] = ("ok", "warn", "fail")
 @shell_command
 def doctor(data_dir: str | None, config_file: str | None, app: str | None, as_json: bool) -> None:
     """Look at everything that a tree needs, and say what is wrong and what to do. Changes nothing."""
-    checks, redact = _begun({"data_dir": data_dir, "app": app}, config_file)
+    checks, redact, has_app = _begun({"data_dir": data_dir, "app": app}, config_file)
+    asked = Asked(data_dir=data_dir, config_file=config_file, app=app, has_app=has_app)
     shown: list[Check] = []
     for check in checks:
-        shown.append(_clean(check, redact))
+        shown.append(_clean(check, redact, asked))
         if not as_json:
             _say(shown[-1])
     worst = max((check.verdict for check in shown), key=_ORDER.index)
@@ -52,14 +54,15 @@ def _exit_status(shown: list[Check], worst: Verdict) -> int:
     return EXIT_UNAVAILABLE if any(check.unreachable for check in shown) else 1
 
 
-def _begun(flags: dict[str, str | None], config_file: str | None) -> tuple[Iterable[Check], Redactor]:
-    """The checks to come, and what masks the passwords in them. Wrong settings are the only check then."""
+def _begun(flags: dict[str, str | None], config_file: str | None) -> tuple[Iterable[Check], Redactor, bool]:
+    """The checks to come, what masks the passwords in them, and whether an application is set. Wrong settings are the
+    only check then."""
     try:
         loaded = load(flags, file=config_file)
     except InvalidConfig as error:
-        remedy = "correct that setting; kernel-supervisor config show --origin tells where each comes from"
-        return [refused("config", error, remedy)], Redactor()
-    return examined(loaded), Redactor.of(loaded.config)
+        remedy = "correct it there; `kernel-supervisor config check` says when it is right"
+        return [refused("config", error, remedy)], Redactor(), False
+    return examined(loaded), Redactor.of(loaded.config), loaded.config.app is not None
 
 
 def examined(loaded: Loaded) -> Iterator[Check]:
@@ -74,6 +77,7 @@ def examined(loaded: Loaded) -> Iterator[Check]:
         ("tree", lambda: [unseen or ops_checks.tree_check(tree)]),
         ("app", lambda: [ops_checks.app_check(config)]),
         ("store", lambda: ops_checks.store_checks(config, tree, clock)),
+        ("accepted", lambda: accepted_checks(config, tree)),
         ("observations", lambda: ops_checks.observation_checks(config, clock)),
         ("redis", lambda: ops_checks.redis_checks(config, tree, clock)),
     )
@@ -98,9 +102,9 @@ def _unreadable(name: str, error: OSError) -> Check:
     return Check(name, "fail", f"{error.filename or name}: {error.strerror or error}", "see who may read it")
 
 
-def _clean(check: Check, redact: Redactor) -> Check:
+def _clean(check: Check, redact: Redactor, asked: Asked) -> Check:
     """No password, no control character: texts come from servers and from an application's own module."""
-    remedy = None if check.remedy is None else visible(redact(check.remedy))
+    remedy = None if check.remedy is None else visible(redact(asked.completed(check.remedy)))
     return msgspec.structs.replace(check, text=visible(redact(check.text)), remedy=remedy)
 
 

@@ -44,6 +44,34 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
         return () if self._crew is None else self._crew.unable
 
     @property
+    def offered(self) -> frozenset[str] | None:
+        """The versions (`kernel.fingerprint.version_shown`) that some worker of this tree can execute now; None when
+        one of them has not told, because it has just begun or has too many types."""
+        told = [child.get("x_definitions") for child in self._running("worker")]
+        if None in told:
+            return None
+        return frozenset(version for one in told for version in one or ())
+
+    @property
+    def dispatchers(self) -> int:
+        """So many register accepted work."""
+        return len(self._running("dispatcher"))
+
+    def registers(self, source: str) -> bool:
+        """Whether a dispatcher of this tree looks after that source, or has not told yet after which."""
+        loops = [one["loops"] for one in self._running("dispatcher")]
+        return any(not one or f"outbox.{source}" in one for one in loops)
+
+    @property
+    def app(self) -> str | None:
+        """The application that the tree was started with."""
+        return None if self.status is None else self.status["app"]
+
+    def _running(self, role: str) -> list[Mapping[str, Any]]:
+        children = [] if self.status is None else self.status["children"]
+        return [one for one in children if (one["role"], one["state"], one["silent"]) == (role, "RUNNING", False)]
+
+    @property
     def redis_pid(self) -> int | None:
         """The process of the embedded Redis."""
         children = [] if self.status is None else self.status["children"]

@@ -12,10 +12,13 @@ from kernel.engine.scheduler import Scheduler
 from kernel.engine.services import Services
 from kernel.engine.sweeps import Sweeps, Swept, cast_each
 from kernel.errors import KernelError
+from kernel.fingerprint import version_shown
 
 log = logging.getLogger("kernel.worker")
 
 _STORE_RETRY_MS = 1_000
+VERSIONS_TOLD_MAX = 100
+"""A report is one message of bounded size, and its versions about a hundred bytes each. Who has more tells of none."""
 
 
 class WorkerLoop:
@@ -38,6 +41,7 @@ class WorkerLoop:
         """Called when the last claim has ended and nothing is left to be told: what was told may be written now."""
         self._last_words_lock = threading.Lock()
         self._last_words_said = False
+        self._versions = sorted(version_shown(one.plan.key) for one in services.app.definitions.values())
         scheduler.rebuild = self._rebuild
 
     def start(self) -> None:
@@ -149,6 +153,7 @@ class WorkerLoop:
             },
             "store": "down" if self.store_failed else "up",
             "redis": "down" if self._scheduler.queue_failed else "up",
+            **({"definitions": self._versions} if len(self._versions) <= VERSIONS_TOLD_MAX else {}),
         }
 
     def _sweep_when_due(self) -> None:

@@ -26,19 +26,25 @@ _LIVE_PERIODS = 3
 _REDIS_LIMIT_S = 2.0
 
 
+class Due(msgspec.Struct, frozen=True):
+    """What a worker could take now of one version, and for how many ms the oldest of it is due."""
+
+    count: int
+    oldest_ms: int
+
+
 class Rows(msgspec.Struct, frozen=True, kw_only=True):
     """What waits for somebody's help, each up to ROWS_MAX."""
 
     parked: int
     deferred: Mapping[str, int]
     """`type@fingerprint` that no live worker has → workflows that wait for it."""
-    live: tuple[str, ...]
-    """The versions that some worker has reported within `live_ms`, three scan periods; it may be dead since."""
+    live: Mapping[str, int]
+    """The versions that some worker has reported within `live_ms`, three scan periods → how many ms ago; it may be
+    gone since."""
     live_ms: int
-    due: int
-    """What a worker could take now."""
-    due_ms: int
-    """Since when the oldest of it is due, in ms."""
+    due: Mapping[str, Due]
+    """What a worker could take now, by `type@fingerprint`."""
 
 
 class Examined(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,21 +102,28 @@ def _rows(store: Store, config: Config) -> Rows:
         deferred[key] = deferred.get(key, 0) + 1
     now_ms = store.now_ms()
     live_ms = round(config.scan_s * 1000) * _LIVE_PERIODS
-    seen = store.scan(
-        Query(table=DEFINITIONS, guards=(), order="seen_time", columns=("definition_key", "seen_time"), limit=ROWS_MAX)
-    )
-    waits = (AtMost("claimable_time", now_ms), Missing("parked"))
-    due = store.scan(
-        Query(table=INSTANCES, guards=waits, order="claimable_time", columns=("claimable_time",), limit=ROWS_MAX)
-    )
+    columns, after = ("definition_key", "seen_time"), (now_ms - live_ms - 1, "")
+    seen = store.scan(Query(DEFINITIONS, (), "seen_time", columns, ROWS_MAX, after))
     return Rows(
         parked=len(_page(store, INSTANCES, "created_time", "parked")),
         deferred=deferred,
-        live=tuple(sorted(key for key, seen_time in seen if seen_time >= now_ms - live_ms)),
+        live={key: max(0, now_ms - seen_time) for key, seen_time in seen},
         live_ms=live_ms,
-        due=len(due),
-        due_ms=now_ms - due[0][0] if due else 0,
+        due=_due(store, now_ms),
     )
+
+
+def _due(store: Store, now_ms: int) -> dict[str, Due]:
+    """The oldest comes first."""
+    waits = (AtMost("claimable_time", now_ms), Missing("parked"))
+    columns = ("claimable_time", "definition_key")
+    due: dict[str, Due] = {}
+    for since_ms, key in store.scan(
+        Query(table=INSTANCES, guards=waits, order="claimable_time", columns=columns, limit=ROWS_MAX)
+    ):
+        known = due.get(str(key), Due(0, now_ms - since_ms))
+        due[str(key)] = Due(known.count + 1, known.oldest_ms)
+    return due
 
 
 def _page(store: Store, table: str, order: str, present: str) -> list[tuple[str]]:

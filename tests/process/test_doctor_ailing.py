@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -25,6 +26,8 @@ from supervisor.ops_checks import Check, folder_check, store_checks
 from supervisor.ops_tree import Tree
 from tests.process.test_doctor import diagnosed
 from tests.support.wait import wait_until
+
+START = "kernel-supervisor start --app MODULE:ATTRIBUTE --data-dir {}"
 
 
 @pytest.mark.fault
@@ -163,6 +166,23 @@ def test_where_no_store_was_made_a_full_disk_is_told_of_the_folder(small_disk) -
     assert check.text.startswith(f"{folder} can not be made in {small_disk.folder}: the disk is full")
 
 
+@pytest.mark.parametrize(
+    ("flag", "text", "remedy"),
+    [
+        (os.ST_RDONLY, "{} lies on a read-only file system", "choose another --data-dir"),
+        (0, "{} is read-only", "chmod u+rwx {}"),
+    ],
+)
+def test_what_no_chmod_mends_is_not_told_to_be_mended_by_it(data_dir, monkeypatch, flag, text, remedy) -> None:
+    data_dir.mkdir(mode=0o700)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=flag))
+
+    check = folder_check(Config(data_dir=str(data_dir)))
+
+    assert (check.verdict, check.text, check.remedy) == ("fail", text.format(data_dir), remedy.format(data_dir))
+
+
 def test_looking_at_the_write_side_changes_no_store(durable, data_dir) -> None:
     """Also not its journal mode: a copy made for a backup has another one, and is nobody's to convert."""
     durable.close()
@@ -205,7 +225,7 @@ def test_due_work_without_a_tree_is_told(durable, data_dir, ago_ms, verdict) -> 
         assert (
             checks["rows.due"]["text"] == "3 workflows due, the oldest for 5 min, and nobody to take them: no tree runs"
         )
-        assert checks["rows.due"]["remedy"] == "kernel-supervisor start"
+        assert checks["rows.due"]["remedy"] == START.format(data_dir)
     assert "live versions" not in checks["rows.version"]["text"], "nobody lives here"
 
 
@@ -229,7 +249,7 @@ def test_due_work_beside_a_tree_goes_by_its_workers(supervise, durable, data_dir
     assert "--workers" in nobody["remedy"]
     assert busy["rows.due"]["verdict"] == "warn", "so late that somebody should look"
     assert busy["rows.due"]["text"].endswith("; 1 worker can take them")
-    assert "live versions: none" in busy["rows.version"]["text"]
+    assert "versions seen within 90.0 s: none" in busy["rows.version"]["text"], "these workers tell of none"
     assert busy["redis"]["verdict"] == "warn", "a Redis that these settings do not name is no dead one"
     assert left["rows.due"]["verdict"] == "fail"
-    assert left["rows.due"]["remedy"] == "kernel-supervisor start"
+    assert left["rows.due"]["remedy"] == START.format(data_dir)
