@@ -27,7 +27,7 @@ from kernel.records import Document
 from kernel.store.conditional import Applied, Transition
 from kernel.store.protocol import Query, Store
 from kernel.store.tables import LIMITS
-from kernel.transitions.limits import LIMIT_VERSION, LimitRecord, declare_limit, first_limit, set_limit
+from kernel.transitions.limits import LIMIT_VERSION, LimitRecord, declare_limit, first_limit, set_limit, unset_limit
 
 CACHE_MS = 1_000
 LIMIT_MAX = 1_000_000
@@ -156,14 +156,14 @@ def to_limit(document: Document) -> LimitRecord:
 
 
 def list_limits(store: Store) -> list[LimitRecord]:
-    """All rows, in the order of their names."""
+    """All rows that say something, in the order of their names."""
     found: list[LimitRecord] = []
     after = None
     while True:
         page = store.scan(Query(LIMITS, (), "resource", ("resource",), _PAGE, after))
         for (resource,) in page:
             record = read_limit(store, resource)
-            if record is not None:
+            if record is not None and (record.is_set or record.declared is not None):
                 found.append(record)
         if len(page) < _PAGE:
             return found
@@ -193,6 +193,12 @@ def change_limit(
         resource, max_concurrency=max_concurrency, max_starts_per_second=max_starts_per_second, paused=paused
     )
     return _written(store, resource, transition)
+
+
+def remove_limit(store: Store, resource: str) -> LimitRecord | None:
+    """Take back all that operators have set for `resource`; None when there was nothing. Raises as `change_limit`."""
+    record = read_limit(store, resource)
+    return _written(store, resource, unset_limit(resource)) if record is not None and record.is_set else None
 
 
 def _written(store: Store, resource: str, transition: Transition) -> LimitRecord:

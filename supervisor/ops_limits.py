@@ -6,18 +6,20 @@ one line says so. Exit status: 0 done, 1 failed, 2 usage, 69 the store can not b
 
 from __future__ import annotations
 
+import difflib
 from contextlib import ExitStack
 from typing import Any
 
 import click
 import msgspec
 
+from kernel.app import App
 from kernel.clock import SystemClock
 from kernel.config import Config, Limit, load
 from kernel.coordination.permits import Permits
 from kernel.errors import CoordinationRejected, CoordinationUnavailable
 from kernel.ids import check_resource
-from kernel.limits import change_limit, in_force, kind_of, list_limits, read_limit
+from kernel.limits import change_limit, in_force, kind_of, list_limits, read_limit, remove_limit
 from kernel.observe.views import Snapshot
 from kernel.permit_words import PermitStats
 from kernel.runtime import embedded_redis_url, load_app, open_permits, open_store
@@ -71,6 +73,15 @@ def resume(resource: str, **common: Any) -> None:
         desk.change(resource, paused=False)
 
 
+@limits.command()
+@click.argument("resource")
+@shell_command
+def remove(resource: str, **common: Any) -> None:
+    """Take back what was set for RESOURCE: what is declared holds again, and one that nobody declares is forgotten."""
+    with _Desk(prepare=False, **common) as desk:
+        desk.remove(resource)
+
+
 @limits.command("list")
 @click.argument("resources", metavar="[RESOURCE]...", nargs=-1)
 @shell_command
@@ -109,7 +120,8 @@ class _Desk:
         self._as_json = as_json
         self._settings = config.limits
         # Without --app, what the running workers declared is read from the store: nothing of theirs is imported.
-        self._of_app = load_app(app).limits if app is not None else None
+        self._app = load_app(app) if app is not None else None
+        self._of_app = None if self._app is None else self._app.limits
         self._open = ExitStack()
         self._store, self._permits = _opened(config, self._open, prepare=prepare)
         self.silence: str | None = None if self._permits is not None else "no Redis is known here"
@@ -154,10 +166,32 @@ class _Desk:
             self.silence = str(error)
             return None
 
-    # --- set, pause, resume ----------------------------------------------------------------------------------
+    # --- set, pause, resume, remove --------------------------------------------------------------------------
 
     def change(self, resource: str, **fields: Any) -> None:
         change_limit(self._store, resource, **fields)
+        self._warn_of_a_stranger(resource)
+        self._tell(resource)
+
+    def remove(self, resource: str) -> None:
+        if remove_limit(self._store, resource) is None:
+            raise click.ClickException(f"nothing was set for {visible(resource)}")
+        self._tell(resource)
+
+    def _warn_of_a_stranger(self, resource: str) -> None:
+        """On stderr, when nobody has declared that name: it is mistyped, or its workers are still to come. One of a
+        tenant is made as he comes, and declared by its kind at most."""
+        if kind_of(resource) != resource:
+            return
+        names = {record.resource for record in list_limits(self._store) if record.declared is not None}
+        names |= {*self._settings, *(self._of_app or {}), *_of_steps(self._app)}
+        if resource in names:
+            return
+        near = difflib.get_close_matches(resource, names, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        click.echo(f"warning: nobody has declared {resource}; {hint}limits remove takes this back", err=True)
+
+    def _tell(self, resource: str) -> None:
         limit, _, _ = self.limit(resource)
         handed = self._hand_over(resource, limit)
         answer = {"v": 1, "resource": resource, **msgspec.to_builtins(limit), "handed": handed}
@@ -224,6 +258,12 @@ class _Desk:
         for line in lines_of(seen, answer):
             click.echo(visible(line))
         self.say_silence()
+
+
+def _of_steps(app: App | None) -> set[str]:
+    """What the application's steps ask for: a resource may be used without a declared limit."""
+    definitions = () if app is None else app.definitions.values()
+    return {step.resource for one in definitions for step in one.steps if step.resource is not None}
 
 
 def _opened(config: Config, until: ExitStack, *, prepare: bool) -> tuple[Store, Permits | None]:

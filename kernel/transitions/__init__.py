@@ -17,7 +17,7 @@ of the write vocabulary; it reads nothing and decides nothing that the guards do
 | `deferral` | defer_for_fingerprint, release_deferred | dispatchers |
 | `inbox` | receive_signal, mark_matched | whoever delivers a signal; any process |
 | `inbox` | forget_matched, forget_pending | any process |
-| `limits` | first_limit, set_limit, declare_limit | operators; a worker that starts |
+| `limits` | first_limit, set_limit, unset_limit, declare_limit | operators; a worker that starts |
 | `dispatch` | accept_object, embed_intent, new_round | the request side, on a business object |
 | `dispatch` | withdraw_dispatch | the object's owner, whoever holds the lease |
 | `dispatch` | confirm_dispatch | the request side from pending, a dispatcher from its lease |
@@ -64,7 +64,7 @@ from kernel.transitions.ends import (
     supersede,
 )
 from kernel.transitions.inbox import forget_matched, forget_pending, mark_matched, receive_signal
-from kernel.transitions.limits import declare_limit, first_limit, set_limit
+from kernel.transitions.limits import declare_limit, first_limit, set_limit, unset_limit
 from kernel.transitions.parts import Held, Rest
 from kernel.transitions.start import create, fresh_run, raise_priority, replay_failed
 from kernel.transitions.steps import (
@@ -132,6 +132,7 @@ __all__ = [
     "take_over",
     "unbegin",
     "unpark",
+    "unset_limit",
     "update_object",
     "withdraw_dispatch",
     "yield_step",

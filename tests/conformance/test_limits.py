@@ -7,7 +7,7 @@ import pytest
 from kernel import transitions
 from kernel.clock import ManualClock
 from kernel.config import Limit
-from kernel.limits import Limits, change_limit, list_limits, read_limit
+from kernel.limits import Limits, change_limit, list_limits, read_limit, remove_limit
 from kernel.store.conditional import MISSED, Duplicate
 from kernel.store.protocol import Store
 
@@ -45,6 +45,25 @@ def test_a_resource_has_one_row_whoever_comes_first(store: Store) -> None:
     record = read_limit(store, "printer")
     assert record is not None
     assert (record.paused, record.declared) == (False, Limit(3, 1))
+
+
+@pytest.mark.req("prm-config-each")
+def test_what_operators_set_can_be_taken_back_and_what_is_declared_stays(store: Store) -> None:
+    here = Limits(store, ManualClock(), {"printer": Limit(max_concurrency=8)}, cache_ms=0)
+    here.announce()
+    change_limit(store, "printer", max_concurrency=2, max_starts_per_second=1, paused=True)
+    change_limit(store, "pritner", paused=False)
+
+    left = remove_limit(store, "printer")
+    gone = remove_limit(store, "pritner")
+
+    assert left is not None and gone is not None
+    assert (left.is_set, left.set_time, left.declared) == (False, None, Limit(max_concurrency=8))
+    assert here.of("printer") == Limit(max_concurrency=8)
+    assert [record.resource for record in list_limits(store)] == ["printer"]
+    assert [remove_limit(store, name) for name in ("printer", "pritner", "nobody")] == [None, None, None]
+    change_limit(store, "pritner", max_concurrency=1)
+    assert [record.resource for record in list_limits(store)] == ["printer", "pritner"]
 
 
 def test_all_rows_are_listed_in_the_order_of_their_names(store: Store) -> None:

@@ -93,7 +93,7 @@ def test_a_row_that_is_not_there_is_missed(case: Case, store: Store) -> None:
 def test_the_table_names_every_constructor_and_who_must_hold_the_claim() -> None:
     """A new transition needs a row in the table; only those that DECISIONS detail S3 lists do without the token."""
     without_a_write = {"Held", "Rest", "create"}
-    of_the_limits = {"first_limit", "set_limit", "declare_limit"}  # test_limits.py
+    of_the_limits = {"first_limit", "set_limit", "unset_limit", "declare_limit"}  # test_limits.py
     of_the_inbox = {"receive_signal", "mark_matched", "forget_matched", "forget_pending"}  # test_inbox.py
     elsewhere = without_a_write | of_the_inbox | of_the_limits | set(OBJECT_CASES) | {"accept_object"}
     assert {case.name for case in CASES} == set(transitions.__all__) - elsewhere

@@ -203,8 +203,8 @@ OF_THE_INBOX = {"receive_signal", "mark_matched", "forget_matched", "forget_pend
 
 OF_OTHER_TABLES = {
     "accept_object", "claim_dispatch", "confirm_dispatch", "embed_intent", "new_round", "refuse_dispatch",
-    "release_dispatch", "renew_dispatch", "update_object", "first_limit", "set_limit", "declare_limit",
-    "withdraw_dispatch",
+    "release_dispatch", "renew_dispatch", "update_object", "first_limit", "set_limit", "unset_limit",
+    "declare_limit", "withdraw_dispatch",
 }  # fmt: skip
 """Those of business objects and of limits."""
 

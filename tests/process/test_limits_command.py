@@ -35,6 +35,11 @@ APP = """
 from kernel import App, Limit
 app = App(limits={"printer": Limit(max_concurrency=8, max_starts_per_second=2)})
 """
+SCANNING = """
+from kernel import App, Definition, Limit, Step
+scan = Definition(type="scan", steps=[Step("scan", lambda ctx: None, resource="lamp")])
+app = App(definitions=[scan], limits={"scanner": Limit(max_concurrency=1)})
+"""
 
 
 @pytest.fixture
@@ -247,6 +252,38 @@ def test_explain_reads_no_instance_and_tells_the_line_of_a_workflow_that_waits_a
     assert INSTANCES not in read and "workflow_snapshots" in read
 
 
+def test_a_name_that_nobody_declares_is_warned_of_and_taken_back(
+    limits: Callable[..., Result], store: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scanning.py").write_text(SCANNING)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    Limits(store, SystemClock(), {"printer": Limit(8)}).announce()
+
+    mistyped = limits("set", "pritner", "--max-concurrency", "1", "--json")
+    strange = limits("pause", "nope")
+    known = [
+        limits("pause", "printer"),
+        limits("set", "tenant_work:acme", "--max-concurrency", "1"),
+        limits("resume", "scanner", "--app", "scanning:app"),
+        limits("resume", "lamp", "--app", "scanning:app"),
+    ]
+    removed = [limits("remove", name) for name in ("pritner", "nope", "printer", "tenant_work:acme", "lamp")]
+    again = limits("remove", "nope")
+
+    assert answer(mistyped)["max_concurrency"] == 1
+    assert mistyped.stderr == (
+        "warning: nobody has declared pritner; did you mean printer? limits remove takes this back\n"
+    )
+    assert (strange.returncode, strange.stderr) == (
+        0,
+        "warning: nobody has declared nope; limits remove takes this back\n",
+    )
+    assert [(done.returncode, done.stderr) for done in known + removed] == [(0, "")] * 9
+    assert removed[2].stdout == "printer  at most 8 at once, any starts/s\n"
+    assert (again.returncode, again.stdout, again.stderr) == (1, "", "error: nothing was set for nope\n")
+    assert [row["resource"] for row in answer(limits("list", "--json"))["resources"]] == ["printer", "scanner"]
+
+
 @pytest.mark.req("prm-fail-closed")
 def test_without_redis_everything_works_and_one_line_says_what_is_unknown(
     limits: Callable[..., Result], store: SqliteStore, permits: Permits, gone: str
@@ -259,6 +296,8 @@ def test_without_redis_everything_works_and_one_line_says_what_is_unknown(
 
     record = read_limit(store, "printer")
     assert record is not None and record.max_concurrency == 7
+    assert changed.stderr.startswith("warning: nobody has declared printer; limits remove takes this back\n")
+    changed.stderr = changed.stderr.partition("\n")[2]
     for result in (changed, listed, explained):
         assert result.returncode == 0
         assert result.stderr.startswith("places and lines are unknown: permit_")
@@ -303,7 +342,7 @@ def test_the_installed_command_sets_and_lists(data_dir: Path, store: SqliteStore
     listed = command("limits", "list", "--json", "--data-dir", str(data_dir), environ=none)
 
     assert (done.returncode, done.stdout) == (0, "printer  at most 1 at once, any starts/s\n")
-    assert done.stderr == "places and lines are unknown: no Redis is known here\n"
+    assert done.stderr.splitlines()[1:] == ["places and lines are unknown: no Redis is known here"]
     (row,) = answer(listed)["resources"]
     assert (row["resource"], row["max_concurrency"], row["in_flight"]) == ("printer", 1, None)
 

@@ -26,6 +26,7 @@ COMMANDS = {
     ("lanes",): ("--seconds", "--watch", "--json"),
     ("limits", "list"): ("--json",),
     ("limits", "set"): ("--max-concurrency", "--starts-per-second"),
+    ("limits", "remove"): ("--json",),
     ("dispatch", "pending"): ("--limit", "--json"),
 }  # fmt: skip
 

@@ -89,6 +89,7 @@ EXEMPT_METHODS: dict[str, str] = {
 
 EXEMPT_WRITES: dict[str, str] = {
     "set_limit": "an operator's own command, repeated by him: the same values again",
+    "unset_limit": "an operator's own command, repeated by him: what is cleared stays so",
     "first_limit": "the empty row before set_limit or declare_limit: whoever comes next makes it",
     "declare_limit": "for display: each process goes by what it declares itself",
     "withdraw_dispatch": "the owner's own command, repeated by him; a holder's writes miss after it as after new_round",
