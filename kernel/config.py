@@ -13,7 +13,7 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
@@ -22,6 +22,7 @@ from msgspec import Meta
 
 from kernel.errors import InvalidConfig
 from kernel.ids import NAME_PATTERN
+from kernel.toml_lines import line_of, lines_of
 
 Seconds = Annotated[float, Meta(gt=0, le=31_536_000)]
 Count = Annotated[int, Meta(ge=0, le=1_000_000)]
@@ -217,33 +218,13 @@ def _from_file(file: str | Path | None) -> list[tuple[str, object, str]]:
         raise InvalidConfig(f"config file {path}: {error.strerror or 'can not be read'}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidConfig(f"config file {path}: {error}") from None
-    places = {name: f"file {path}:{line}" for name, line in _lines_of(table, text).items()}
+    places = {name: f"file {path}:{line}" for name, line in lines_of(table, text).items()}
+    if "limits" in table:
+        table["limits"] = _limits(table["limits"], lambda *below: f"file {path}:{line_of(('limits', *below), text)}")
     for name in SECRETS & table.keys():
         if mode & 0o077 and re.search("@|password", str(table[name]), re.IGNORECASE):
             raise InvalidConfig(f"{name} ({places[name]}): holds a password that others may read: chmod 600 {path}")
     return [(_known(name, places[name]), raw, places[name]) for name, raw in table.items()]
-
-
-def _lines_of(names: Iterable[str], text: str) -> dict[str, int]:
-    """In which line of a correct TOML file each top-level name first appears, as a key or as a table's header."""
-    found = dict.fromkeys(names, 1)
-    lines = [f"{line}\n" for line in text.split("\n")]
-    for name in found:
-        start = re.compile(rf"""\s*(\[\s*)?(["']?){re.escape(name)}\2\s*[=.\]]""")
-        for number, line in enumerate(lines):
-            if start.match(line) and _is_whole("".join(lines[:number])):
-                found[name] = number + 1
-                break
-    return found
-
-
-def _is_whole(text: str) -> bool:
-    """Whether a value ends where this text does: what follows is then no line inside a longer one."""
-    try:
-        tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
-        return False
-    return True
 
 
 def _from_environment(environ: Mapping[str, str]) -> list[tuple[str, object, str]]:
@@ -264,10 +245,10 @@ def _from_flags(flags: Mapping[str, object]) -> list[tuple[str, object, str]]:
     return [(_known(name, "flag"), value, "flag") for name, value in flags.items() if value is not None]
 
 
-def _known(name: str, origin: str) -> str:
-    if name in Config.__struct_fields__:
+def _known(name: str, origin: str, names: tuple[str, ...] = Config.__struct_fields__) -> str:
+    if name in names:
         return name
-    near = difflib.get_close_matches(name, Config.__struct_fields__, n=1)
+    near = difflib.get_close_matches(name, names, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     raise InvalidConfig(f"{origin}: there is no setting {name!r}{hint}")
 
@@ -279,7 +260,7 @@ def _converted(name: str, raw: object, origin: str) -> Any:
             raise InvalidConfig(f"{name} ({origin}): a whole number is expected, got {raw!r}")
         raw = _from_text(raw, wanted)
     if name == "limits":
-        return _limits(raw, origin)
+        return _limits(raw, lambda *_: origin)
     choices = setting_choices(name)
     if choices and raw not in choices:
         raise InvalidConfig(f"{name} ({origin}): {raw!r} is none of {', '.join(choices)}")
@@ -297,18 +278,28 @@ def _from_text(raw: str, wanted: object) -> object:
     return raw
 
 
-def _limits(raw: object, origin: str) -> dict[str, Limit]:
+def _limits(raw: object, place: Callable[..., str]) -> dict[str, Limit]:
+    """`place` tells where the names below the table stand."""
     if not isinstance(raw, Mapping):
-        raise InvalidConfig(f"limits ({origin}): expected a table of resources, got {raw!r}")
-    limits: dict[str, Limit] = {}
-    for resource, entry in raw.items():
-        if NAME_PATTERN.fullmatch(str(resource)) is None:
-            raise InvalidConfig(f"limits.{resource} ({origin}): not a resource name")
+        raise InvalidConfig(f"limits ({place()}): expected a table of resources, got {raw!r}")
+    return {str(resource): _limit(str(resource), entry, place) for resource, entry in raw.items()}
+
+
+def _limit(resource: str, entry: object, place: Callable[..., str]) -> Limit:
+    if NAME_PATTERN.fullmatch(resource) is None:
+        raise InvalidConfig(f"limits.{resource} ({place(resource)}): not a resource name")
+    parts: list[tuple[tuple[str, ...], object]] = [((), entry)]
+    if isinstance(entry, Mapping):
+        parts = [((field,), {field: value}) for field, value in entry.items()]
+    for below, part in parts:
         try:
-            limits[str(resource)] = msgspec.convert(entry, Limit)
+            msgspec.convert(part, Limit)
         except msgspec.ValidationError as error:
-            raise InvalidConfig(f"limits.{resource} ({origin}): {error}") from None
-    return limits
+            where = f"limits.{resource} ({place(resource, *below)})"
+            for field in below:
+                _known(field, where, Limit.__struct_fields__)
+            raise InvalidConfig(f"{where}: {error}") from None
+    return msgspec.convert(entry, Limit)
 
 
 def _check_relations(config: Config) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +247,26 @@ def test_limits_come_from_the_file_by_resource(toml: Any) -> None:
     ):
         with pytest.raises(InvalidConfig, match="limits"):
             loaded(file=toml(text))
+
+
+@pytest.mark.req("dc-config")
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("lease_s = 9\n[limits.a]\npaused = true\n\n[limits.b]\n# three\nmax_concurency = 3\n", 7, "max_concurrency?"),
+        ("limits.a.paused = true\nlimits.b.max_concurrency = -1\n", 2, "Expected `int` >= 0"),
+        ("[limits]\na = { paused = true }\nb = { max_starts_per_second = 'x' }\n", 3, "Expected `int`"),
+        ("[limits]\na = { paused = true }\nB = {}\n", 3, "not a resource name"),
+        ("[limits]\na = { paused = true }\nb = [\n  1,\n]\n", 3, "Expected `object`"),
+    ],
+)
+def test_a_wrong_limit_is_told_with_its_own_line(toml: Any, text: str, line: int, words: str) -> None:
+    file = toml(text)
+
+    with pytest.raises(InvalidConfig, match=re.escape(words)) as told:
+        loaded(file=file)
+
+    assert re.match(rf"limits\.[bB] \(file {re.escape(str(file))}:{line}\): ", str(told.value))
 
 
 def test_secrets_are_masked_wherever_they_are_shown() -> None:

@@ -31,6 +31,7 @@ VOCABULARY = (
     "kernel.fingerprint.*",
     "kernel.codec.*",
     "kernel.config.*",
+    "kernel.toml_lines.*",
     "kernel.store.conditional",  # the words in which transitions are written,
     "kernel.store.tables",  # and the names of what they speak of
 )
