@@ -45,7 +45,9 @@ def show(config_file: str | None, origin: bool, as_json: bool) -> None:
 @_config_option
 def check(file: str | None, config_file: str | None) -> None:
     """Read FILE, or the file that a start would take, with the environment, and say whether it is right."""
-    _loaded(file or config_file)
+    from supervisor.ops_config import check_settings  # loads the drivers of the stores
+
+    check_settings(file or config_file)
     click.echo("the settings are right")
 
 

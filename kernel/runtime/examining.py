@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
 
 from kernel.clock import Clock
-from kernel.config import Config
+from kernel.config import Config, Loaded
 from kernel.coordination.endpoint import parse_redis_url
 from kernel.coordination.facts import RedisFacts, examine
 from kernel.coordination.scripts import ScriptRunner
+from kernel.errors import InvalidConfig
 from kernel.runtime.opening import STORE_FILE, has_file
 from kernel.store.conditional import AtMost, Exists, Missing
 from kernel.store.facts import StoreFacts
 from kernel.store.mongo import MongoStore
+from kernel.store.mongo_client import checked_hosts
 from kernel.store.protocol import Query, Store
 from kernel.store.sqlite import SqliteStore
 from kernel.store.tables import DEFINITIONS, INSTANCES, TABLES, Table
@@ -84,6 +86,24 @@ def examine_store(
         return Examined(facts=facts, ahead_ms=ahead_ms, rows=_rows(store, config) if has_rows else None)
     finally:
         store.close()
+
+
+def check_addresses(loaded: Loaded) -> None:
+    """Raise InvalidConfig for the address of a store that no start would take, with the place where it stands and none
+    of its text. Nobody is asked whether it answers."""
+    readers: tuple[tuple[str, Callable[[str], object]], ...] = (
+        ("mongodb_uri", checked_hosts),
+        ("observe_mongodb_uri", checked_hosts),
+        ("redis_url", parse_redis_url),
+    )
+    for name, read in readers:
+        address = getattr(loaded.config, name)
+        try:
+            if address is not None:
+                read(address)
+        except InvalidConfig as error:
+            _, _, why = str(error).partition(": ")
+            raise InvalidConfig(f"{name} ({loaded.origins[name].text}): {why}") from None
 
 
 def examine_redis(config: Config, redis_url: str, clock: Clock) -> tuple[RedisFacts, int]:

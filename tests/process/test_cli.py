@@ -242,6 +242,40 @@ def test_config_check(tmp_path) -> None:
         assert found.stderr == f"error: file {bad}:1: there is no setting 'leese_s'; did you mean lease_s?\n"
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('redis_url = "localhost"', "must start with redis://, rediss:// or unix://"),
+        ('redis_url = "redis://h/{}/0"', "the database must be a number"),
+        ('mongodb_uri = "foo"', "no valid MongoDB URI"),
+        ('observe_mongodb_uri = "mongodb://u:{}/@h"', "no valid MongoDB URI"),
+        ("[limits.courier]\nmax_concurency = 3", "there is no setting 'max_concurency'; did you mean max_concurrency?"),
+    ],
+)
+def test_config_check_refuses_what_no_start_would_take(tmp_path, line, words) -> None:
+    file = tmp_path / "kernel.toml"
+    file.write_text(f"lease_s = 30\n{line.format('cAn4ry')}\n")
+    file.chmod(0o600)
+    number = len(file.read_text().splitlines())
+
+    found = command("config", "check", cwd=tmp_path)
+
+    assert (found.returncode, found.stdout) == (2, "")
+    assert f"(file kernel.toml:{number}): {words}" in found.stderr
+    assert found.stderr.count("\n") == 1 and "cAn4ry" not in found.stderr
+
+
+@pytest.mark.parametrize(
+    "line", ['redis_url = "rediss://h:1/2"', 'mongodb_uri = "mongodb://h1,h2/?replicaSet=r"', "lease_s = 20.0"]
+)
+def test_config_check_asks_no_store_and_takes_what_a_start_takes(tmp_path, line) -> None:
+    (tmp_path / "kernel.toml").write_text(f"{line}\n")
+
+    found = command("config", "check", cwd=tmp_path)
+
+    assert (found.returncode, found.stdout, found.stderr) == (0, "the settings are right\n", "")
+
+
 def test_a_wrong_name_that_steers_a_terminal_is_shown_and_not_obeyed(tmp_path) -> None:
     (tmp_path / "kernel.toml").write_text('"\\u001b[2J\\u009b" = 1\n')
 
