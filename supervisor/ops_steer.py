@@ -13,8 +13,11 @@ import sys
 import click
 import msgspec
 
+from kernel.engine.matching import signal_waits
 from kernel.ids import workflow_id_for
-from kernel.signals import Signal
+from kernel.records import Instance
+from kernel.signals import Signal, SignalReceipt
+from kernel.states import TERMINAL
 from supervisor.ops_client import client_of, find, known, say_answer, settings
 from supervisor.ops_shell import store_command, visible
 
@@ -33,8 +36,11 @@ def supersede(workflow_id: str, yes: bool, data_dir: str | None, config_file: st
     if not yes:
         click.confirm(f"cancel {visible(workflow_id)} for good?", abort=True)
     with client_of(settings(data_dir, config_file)) as client:
-        answer = client.supersede(known(client.get, workflow_id).workflow_id)
+        target = known(client.get, workflow_id).workflow_id
+        answer = client.supersede(target)
     say_answer({"v": 1, "changed": answer.changed, "status": answer.status}, as_json=as_json)
+    if not (answer.changed or as_json):
+        _remark(f"{target} is {answer.status} already: nothing was changed")
 
 
 @click.command()
@@ -75,9 +81,12 @@ def signal(
         elif _OF_A_KEY.fullmatch(workflow_id) is None:
             workflow_id = workflow_id_for(workflow_id)
         receipt = client.deliver_signals([msgspec.structs.replace(made, workflow_id=workflow_id)])[0]
+        remark = _without_effect(receipt, made, target)
     say_answer({"v": 1, **msgspec.to_builtins(receipt)}, as_json=as_json)
     if receipt.conflict:
         raise click.ClickException(f"id {visible(signal_id)} was used for another signal: this one is not delivered")
+    if remark is not None and not as_json:
+        _remark(remark)
 
 
 @click.command()
@@ -86,5 +95,34 @@ def signal(
 def unpark(workflow_id: str, data_dir: str | None, config_file: str | None, as_json: bool) -> None:
     """Bring back one that was put aside because its workers died."""
     with client_of(settings(data_dir, config_file)) as client:
-        changed = client.unpark(known(client.get, workflow_id).workflow_id)
+        target = known(client.get, workflow_id)
+        changed = client.unpark(target.workflow_id)
     say_answer({"v": 1, "changed": changed}, as_json=as_json)
+    if not (changed or as_json):
+        _remark(f"{target.workflow_id} was not put aside, it is {target.status}: nothing was changed")
+
+
+def _remark(line: str) -> None:
+    """On stderr, for people: an answer without an effect is easily taken for one with it."""
+    click.echo(visible(line), err=True)
+
+
+def _without_effect(receipt: SignalReceipt, made: Signal, seen: Instance | None) -> str | None:
+    """Why this signal has woken nobody; None when it has. `seen` is the workflow just before."""
+    if receipt.activated:
+        return None
+    if receipt.duplicate:
+        return "a signal of this id was delivered before: nothing is done twice"
+    if receipt.matched:
+        return None
+    if receipt.target in TERMINAL:
+        return f"that workflow is {receipt.target}: it waits for nothing now"
+    if seen is None:
+        return "nobody is there to wait for it: it is kept until he comes"
+    waits = [wait for index in signal_waits(seen) if (wait := seen.steps[index].wait) is not None]
+    told = [f"{one.signal_type} --key {one.wait_key} --generation {one.generation}" for one in waits]
+    wanted = f"{made.signal_type} --key {made.wait_key} --generation {made.generation}"
+    if wanted in told:
+        return f"{seen.workflow_id} is held by a worker just now: the signal is kept, and taken afterwards"
+    what = " or ".join(told) or "no signal"
+    return f"{seen.workflow_id} waits for {what}, not for {wanted}: the signal is kept until it does"

@@ -174,11 +174,16 @@ def test_every_verb_takes_a_biz_key_and_says_of_nobody_that_it_does_not_exist(
 
     ended = [answer(operate("workflow", "supersede", "order:2", "--yes", "--json")) for _ in range(2)]
     back = [answer(operate("workflow", "unpark", "order:3", "--json"))["changed"] for _ in range(2)]
+    told = [operate("workflow", *words) for words in (("supersede", "order:2", "--yes"), ("unpark", "order:3"))]
     recorded = answer(operate("workflow", "record", "order:1", "--json"))
     ran = answer(operate("workflow", "replay", "order:1", workflow_id, "--app", application, "--yes", "--json"))
 
     assert ended == [{"v": 1, "changed": changed, "status": "canceled"} for changed in (True, False)]
     assert rig.status(live) == "canceled"
+    assert [(done.returncode, done.stderr) for done in told] == [
+        (0, f"{live} is canceled already: nothing was changed\n"),
+        (0, f"{aside} was not put aside, it is running: nothing was changed\n"),
+    ]
     assert back == [True, False] and "parked" not in rig.row(aside)
     assert recorded["workflow_id"] == workflow_id
     assert ran["replayed"] == [workflow_id], "named twice, run once"

@@ -88,6 +88,28 @@ def test_unknown_finished_and_superseded_workflows_are_told_in_the_receipt(rig: 
         "signal_id  plain", "duplicate  false", "activated  false", "matched  false", "conflict  false",
         "target  unknown",
     ]  # fmt: skip
+    assert shown.stderr == "nobody is there to wait for it: it is kept until he comes\n"
+
+
+def test_a_signal_that_wakes_nobody_says_why_in_one_sentence(rig: LiveRig, tmp_path: Path) -> None:
+    rig.worker(flow(rig, step(rig, "ask", asks())))
+    workflow_id = rig.start(next(iter(rig.workers[0].engine.services.app.definitions.values())))
+    wait_until(lambda: rig.status(workflow_id) == "waiting", "it waits")
+
+    other = told(tmp_path, workflow_id, TYPE, "--key", KEY, "--generation", "3", "--id", "other")
+    woken = told(tmp_path, workflow_id, *IDENTITY, "--id", "woken")
+    rig.wait_ended(workflow_id)
+    again = told(tmp_path, workflow_id, *IDENTITY, "--id", "woken")
+    late = told(tmp_path, workflow_id, *IDENTITY, "--id", "late")
+
+    assert [done.returncode for done in (other, woken, again, late)] == [0] * 4
+    assert other.stderr == (
+        f"{workflow_id} waits for {TYPE} --key {KEY} --generation 2, not for {TYPE} --key {KEY} --generation 3: "
+        "the signal is kept until it does\n"
+    )
+    assert woken.stderr == ""
+    assert late.stderr == "that workflow is completed: it waits for nothing now\n"
+    assert again.stderr == "a signal of this id was delivered before: nothing is done twice\n"
 
 
 def test_a_biz_key_names_its_workflow_and_nobody_is_told_nothing(rig: LiveRig, tmp_path: Path) -> None:
