@@ -3,26 +3,45 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
 import click
 
+from kernel.app import App
 from kernel.client import Client
 from kernel.clock import Clock
 from kernel.config import Config, load
+from kernel.errors import InvalidConfig, KernelError
 from kernel.ids import check_id, workflow_id_for
 from kernel.records import Instance
-from kernel.runtime import STORE_FILE, embedded_redis_url, open_client, open_store
+from kernel.runtime import STORE_FILE, embedded_redis_url, load_app, open_client, open_store
 from kernel.runtime.opening import has_file
 from kernel.store.protocol import Query, Store
 from supervisor.ops_shell import data_folder, say_json, visible
+from supervisor.ops_tree import look
 
 
 def settings(data_dir: str | None, config_file: str | None, app: str | None = None) -> Config:
     """The settings of a command; its flags win."""
     return load({"data_dir": data_dir, "app": app}, file=config_file).config
+
+
+def named_app(config: Config) -> App:
+    """The application of the option or the settings. Raises InvalidConfig; where none is named, with the name that the
+    tree of the data folder was started with. It is only told: which module that is here, and whether whoever answers in
+    a folder of others is to be believed, is for the caller to say."""
+    if config.app is not None:
+        return load_app(config.app)
+    try:
+        app = look(config).app
+    except (OSError, KernelError):
+        app = None
+    if app is None:
+        return load_app(None)
+    raise InvalidConfig(f"app: name your application; the tree that runs here has --app {shlex.quote(app)}")
 
 
 class NothingStored:

@@ -18,8 +18,9 @@ from kernel.clock import SystemClock
 from kernel.config import Config, load
 from kernel.dispatch import DispatchSource, DueIntent
 from kernel.errors import KernelError, Unavailable
-from kernel.runtime import OBJECTS_FILE, load_app, open_objects, open_sources
+from kernel.runtime import OBJECTS_FILE, open_objects, open_sources
 from kernel.runtime.opening import has_file
+from supervisor.ops_client import named_app
 from supervisor.ops_shell import clock_text, data_folder, shell_command, span_text, visible
 
 PAGE = 200
@@ -55,7 +56,7 @@ def pending(limit: int, data_dir: str | None, config_file: str | None, app: str 
     config = load({"data_dir": data_dir, "app": app}, file=config_file).config
     found: list[Pending] = []
     more = False
-    declared = load_app(config.app)
+    declared = named_app(config)
     with ExitStack() as until:
         for source in open_dispatch_sources(config, declared, until):
             rows = _open_intents(source)

@@ -21,9 +21,8 @@ from kernel.dispatch import Snapshot, round_of
 from kernel.errors import KernelError, Refused, Unavailable
 from kernel.ids import check_id
 from kernel.records import Instance
-from kernel.runtime import load_app
 from kernel.states import FAILED
-from supervisor.ops_client import client_of, find, settings
+from supervisor.ops_client import client_of, find, named_app, settings
 from supervisor.ops_shell import say_json, shell_command, visible
 
 
@@ -61,10 +60,10 @@ def replay(
     """Run failed ones again with their stored input; exit 1 when one of them was not."""
     for name in workflow_ids:
         check_id(name, "workflow_id")
+    config = settings(data_dir, config_file, app)
+    declared = named_app(config)
     if not (yes or dry_run or sys.stdin.isatty()):
         raise click.UsageError("activities run again: say --yes where nobody can be asked, or --dry-run")
-    config = settings(data_dir, config_file, app)
-    declared = load_app(config.app)
     with client_of(config, prepare=not dry_run) as client:
         # By id, so that one that is named by its id and by its key is run again once.
         asked = {name if one is None else one.workflow_id: one for name, one in _looked_up(client, workflow_ids)}

@@ -11,8 +11,7 @@ import msgspec
 
 from kernel.client import Handle
 from kernel.errors import DefinitionMismatch, ResultTimeout
-from kernel.runtime import load_app
-from supervisor.ops_client import client_of, say_answer, settings
+from supervisor.ops_client import client_of, named_app, say_answer, settings
 from supervisor.ops_shell import store_command
 
 WAIT_DEFAULT_S = 3600.0
@@ -41,7 +40,7 @@ def start(
 ) -> None:
     """Start the one of a biz_key, or find it; a failed one runs again with this input."""
     config = settings(data_dir, config_file, app)
-    plan = load_app(config.app).definition(type_).plan
+    plan = named_app(config).definition(type_).plan
     value = _input(text, plan.input)
     lane = int(priority) if priority.isdigit() else priority
     with client_of(config) as client:

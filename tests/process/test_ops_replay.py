@@ -24,6 +24,7 @@ from kernel.store.sqlite_projection import SqliteProjection
 from kernel.store.sqlite_rows import BODY
 from kernel.store.tables import INSTANCES
 from tests.conformance.instances import instance_document, put
+from tests.process.supervised import Supervised
 from tests.support.engine_rig import LiveRig
 from tests.support.snapshots import keep, snapshot
 
@@ -160,6 +161,23 @@ def test_nobody_can_be_asked_where_there_is_no_terminal(operate: Operate, rig: L
 
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert "say --yes where nobody can be asked, or --dry-run" in done.stderr
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    "words", [("workflow", "replay", "wf-1"), ("workflow", "start", "t", "--biz-key", "k"), ("dispatch", "pending")]
+)
+def test_who_names_no_application_is_told_which_one_runs_here(
+    supervise: Callable[..., Supervised], operate: Operate, words: tuple[str, ...]
+) -> None:
+    """First of all, before anything is asked; and it is told, not taken: nothing is imported that nobody has named."""
+    nobody = operate(*words)
+    supervise(app="no_such_module:app").wait_running()
+    there = operate(*words)
+
+    assert (nobody.returncode, there.returncode) == (2, 2)
+    assert nobody.stderr == "error: app: name your application, for example --app flows:app\n"
+    assert there.stderr == ("error: app: name your application; the tree that runs here has --app no_such_module:app\n")
 
 
 def test_every_verb_takes_a_biz_key_and_says_of_nobody_that_it_does_not_exist(
