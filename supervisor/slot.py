@@ -14,6 +14,7 @@ from supervisor.health import Health
 from supervisor.loop import Timer
 from supervisor.messages import Cause, ToChild
 from supervisor.restart import Death, RestartHistory, RestartPolicy
+from supervisor.roles import EXIT_UNAVAILABLE
 
 State = Literal["STARTING", "RUNNING", "DRAINING", "BACKOFF", "FATAL", "STOPPED"]
 Kind = Literal["worker", "dispatcher", "probe", "companion", "embedded"]
@@ -114,6 +115,7 @@ class Slot:
             ordered=self.state == "DRAINING" and cause == "ordered",
             requested=self.kill_requested,
             by_sigkill=found.signal == 9,
+            store_away=found.code == EXIT_UNAVAILABLE,
         )
 
     def send(self, message: ToChild) -> bool:

@@ -33,6 +33,7 @@ from kernel.errors import (
     CorruptRecord,
     InvalidConfig,
     KernelError,
+    Unavailable,
     UnknownVersion,
 )
 from kernel.ids import RandomIds
@@ -56,7 +57,7 @@ from kernel.streams import StreamSettings
 
 log = logging.getLogger("kernel.runtime")
 
-_EXIT_FAILED, _EXIT_CONFIG = 1, 2
+_EXIT_FAILED, _EXIT_CONFIG, _EXIT_UNAVAILABLE = 1, 2, 69
 _REPORT_S = 1.0
 _RELEASE_AGAIN_MS = (1_000, 5_000)
 _DRAINING_REPORT_S = 0.05
@@ -124,6 +125,9 @@ def _started(link: Link, on_stuck: Callable[[str], None]) -> tuple[Engine, Obser
     except InvalidConfig as error:
         link.failed(str(error))
         return _EXIT_CONFIG  # trying again would not help: the supervisor ends the tree at once
+    except Unavailable as error:
+        link.failed(str(error))
+        return _EXIT_UNAVAILABLE  # no fault of this program: the supervisor tries again for ever
     except KernelError as error:
         link.failed(str(error))
     except Exception as error:
