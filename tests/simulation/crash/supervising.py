@@ -204,6 +204,6 @@ def a_proof_of_death_is_acknowledged(s: Stage) -> None:
     s.crash(found.child("worker-0").process)
     s.fired()
     assert s.ended(workflow_id, PROMPT_MS).status == "completed"
-    s.until(lambda: not len(found._board), "nobody has to be told any more", WORK_MS)
+    s.until(lambda: not len(found._owners), "nobody has to be told any more", WORK_MS)
     assert s.plant.hits["release_dead"] == 1
     assert s.entries(workflow_id, "a", "b") == (2, 1)
