@@ -34,6 +34,7 @@ class Roles(msgspec.Struct, frozen=True):
     worker: str = "kernel.runtime:worker"
     dispatcher: str = "kernel.runtime:dispatcher"
     probe: str | None = "kernel.runtime:probe"
+    releaser: str | None = "kernel.runtime:releaser"
 
 
 class Companion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

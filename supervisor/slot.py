@@ -17,7 +17,7 @@ from supervisor.restart import Death, RestartHistory, RestartPolicy
 from supervisor.roles import EXIT_UNAVAILABLE
 
 State = Literal["STARTING", "RUNNING", "DRAINING", "BACKOFF", "FATAL", "STOPPED"]
-Kind = Literal["worker", "dispatcher", "probe", "companion", "embedded"]
+Kind = Literal["worker", "dispatcher", "probe", "companion", "embedded", "releaser"]
 
 
 class LastExit(msgspec.Struct, frozen=True):
@@ -120,6 +120,13 @@ class Slot:
 
     def send(self, message: ToChild) -> bool:
         return self.channels is not None and self.channels.send(message)
+
+    def kill(self) -> None:
+        """End the child and its process group by the supervisor's order."""
+        self.rest()
+        self.killed_by_order = True
+        if self.process is not None:
+            self.process.kill_group()
 
     def rest(self) -> None:
         """Nothing waits for this slot any more."""

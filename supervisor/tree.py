@@ -83,8 +83,8 @@ class Tree:
         self._lifeline_fd = lifeline_fd
         self._policy = RestartPolicy.of(config)
         self._nursery = nursery(self.loop, config, run_dir.path, tree_log, self)
-        self._owners = DeadOwners(self.loop, self.slots, config.lease_s)
-        self._shutdown = Shutdown(self.loop, self.slots, config.drain_s)
+        self._owners = DeadOwners(self.loop, self.slots, config.lease_s, self._releaser(), self._nursery.fork)
+        self._shutdown = Shutdown(self.loop, self.slots, config.drain_s, self._owners)
         self._control: ControlServer | None = None
         self._answer: ProbeAnswer | None = None
         self._failure: Outcome | None = None
@@ -140,6 +140,12 @@ class Tree:
     def _add(self, slot: Slot) -> Slot:
         self.slots.append(slot)
         return slot
+
+    def _releaser(self) -> Slot | None:
+        function = self._roles.releaser
+        if function is None:
+            return None
+        return Slot("releaser", "releaser", 0, self._policy, function=function, ends_last=True)
 
     def _probed(self) -> list[Companion]:
         """Ask a child what the application needs: the application's code never runs in this process."""
@@ -246,7 +252,9 @@ class Tree:
         text = f"{slot.name} ended: {found}{f' ({slot.words})' if slot.words else ''}"
         tell("child.exited", text, level=level, child=slot.name, child_pid=pid, cause=cause)
         if slot.owns_claims and found.proved:
-            self._owners.announce(slot.worker_id, cause)
+            # Who ends by itself before it was ready has claimed nothing.
+            has_claimed = slot.was_ready or found.signal is not None
+            self._owners.announce(slot.worker_id, cause, owed=has_claimed and not found.clean)
         if self._shutdown.level:
             self._shutdown.ended(slot, found)
         elif slot.kind == "probe":
@@ -259,7 +267,7 @@ class Tree:
     def on_fork_failed(self, slot: Slot, error: OSError) -> None:
         slot.words = f"can not fork: {error.strerror or error}"
         tell("child.fork_failed", f"{slot.name}: {slot.words}", child=slot.name)
-        if slot.kind != "probe":
+        if slot.kind not in ("probe", "releaser"):
             self._restart(slot, Death())
 
     def _restart(self, slot: Slot, death: Death) -> None:

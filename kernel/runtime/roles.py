@@ -52,6 +52,7 @@ from kernel.runtime.opening import (
     open_store,
     open_streams,
 )
+from kernel.runtime.releasing import released
 from kernel.runtime.tracing import open_tracing
 from kernel.streams import StreamSettings
 
@@ -191,15 +192,9 @@ def _check_rights(config: Config) -> None:
 
 
 def _release(services: Services, loop: WorkerLoop | DispatcherLoop, link: Link, order: Order) -> None:
-    """Proof of death: free that owner's claims and say so; without the store the supervisor will repeat it."""
-    try:
-        freed = loop.release_owner(order.worker_id, counted=order.cause == "death")
-    except KernelError as error:
-        log.warning("the claims of a dead worker could not be released yet: %s", error)
+    """Proof of death: free that owner's claims, and look twice again."""
+    if not released(loop, link, order):
         return
-    if freed:
-        log.info("released %d claims of a worker that is proved dead", len(freed))
-    link.acknowledge(order.notice_id)
     # A claim that the dead worker had sent may reach a remote store only after this pass (DECISIONS detail 5).
     for delay_ms in _RELEASE_AGAIN_MS:
         services.runner.call_at(

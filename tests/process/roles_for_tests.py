@@ -79,6 +79,19 @@ def dispatcher(link: ChildLink) -> int:
     return obey(link)
 
 
+def releaser(link: ChildLink) -> int:
+    return obey(link)
+
+
+def deaf_releaser(link: ChildLink) -> int:
+    """Never acts on what it hears, as without a store."""
+    link.ready()
+    while True:
+        order = link.next_order(_FOREVER_S)
+        if order is not None:
+            write_down(link, order.kind, dead=order.worker_id, cause=order.cause, id=order.notice_id)
+
+
 def deaf_dispatcher(link: ChildLink) -> int:
     """Hears notices and acknowledges only the second one."""
     heard = 0
