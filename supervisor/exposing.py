@@ -29,14 +29,22 @@ def lacking_packages() -> str | None:
     return f"metrics: {', '.join(lacking)} is not installed: pip install 'workflow-kernel[metrics]', or start without"
 
 
-def metrics_server(config: Config, data_dir: Path, companions: Sequence[Companion]) -> list[Companion]:
-    """The one more companion that serves metrics, where they are asked for. What an earlier tree has counted is gone.
+def metrics_server(config: Config) -> list[Companion]:
+    """The one more companion that serves metrics, where they are asked for.
 
-    It ends when workers and dispatchers have: a drain is seen at `/readyz` from its first moment to its last. Raises
-    InvalidConfig when the application has a companion of that name.
+    It ends when workers and dispatchers have: a drain is seen at `/readyz` from its first moment to its last.
     """
     if config.metrics is None:
         return []
+    host, port = metrics_address(config.metrics)
+    return [Companion(METRICS_ROLE, _FUNCTION, port=port, host=host)]
+
+
+def clear_counts(config: Config, data_dir: Path, companions: Sequence[Companion]) -> None:
+    """Make the folder of what is counted: what an earlier tree has counted is gone. Raises InvalidConfig when it can
+    not be made, or the application has a companion of the same name as the one that serves."""
+    if config.metrics is None:
+        return
     if any(companion.name == METRICS_ROLE for companion in companions):
         raise InvalidConfig(f"metrics: the application has a companion named {METRICS_ROLE!r}; rename it")
     folder = data_dir / METRICS_DIR
@@ -45,5 +53,3 @@ def metrics_server(config: Config, data_dir: Path, companions: Sequence[Companio
         folder.mkdir(mode=0o700)
     except OSError as error:
         raise InvalidConfig(f"metrics: {folder}: {error.strerror or error}") from None
-    host, port = metrics_address(config.metrics)
-    return [Companion(METRICS_ROLE, _FUNCTION, port=port, host=host)]

@@ -15,10 +15,11 @@ REPEAT_MS = 5_000
 
 
 class Notice:
-    """One dead owner, and when to speak of it next."""
+    """One dead owner, and when to speak of it next. `owed`: it has not given back by itself what it held."""
 
-    def __init__(self, message: OwnerDead, now_ms: int, expires_ms: int) -> None:
+    def __init__(self, message: OwnerDead, now_ms: int, expires_ms: int, *, owed: bool) -> None:
         self.message = message
+        self.owed = owed
         self.born_ms = now_ms
         self.next_ms = now_ms
         self.expires_ms = expires_ms
@@ -43,9 +44,14 @@ class NoticeBoard:
     def __len__(self) -> int:
         return len(self._open)
 
-    def post(self, worker_id: str, cause: Cause, now_ms: int) -> Notice:
+    @property
+    def owed(self) -> bool:
+        """Whether one of them has left claims, for all that is known."""
+        return any(notice.owed for notice in self._open.values())
+
+    def post(self, worker_id: str, cause: Cause, now_ms: int, *, owed: bool = True) -> Notice:
         message = OwnerDead(notice_id=next(self._ids), worker_id=worker_id, cause=cause)
-        notice = Notice(message, now_ms, now_ms + self._lifetime_ms)
+        notice = Notice(message, now_ms, now_ms + self._lifetime_ms, owed=owed)
         self._open[message.notice_id] = notice
         return notice
 

@@ -11,9 +11,8 @@ from typing import Any, Self
 import msgspec
 
 from kernel.errors import Unavailable
-from supervisor.roles import EXIT_CONFIG, Companion
+from supervisor.roles import EXIT_CONFIG, EXIT_UNAVAILABLE, Companion
 
-EXIT_UNAVAILABLE = 69
 _FAULTS: tuple[type[Unavailable], ...] = (Unavailable, *Unavailable.__subclasses__())
 _UNAVAILABLE = frozenset(fault.code for fault in _FAULTS)
 

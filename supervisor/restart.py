@@ -3,7 +3,8 @@
 Two questions are kept apart. *How long to wait*: the delay doubles with every death until the child has proved itself
 (ran long enough, or committed work). *Whether to give up*: only start failures count, which are deaths before *ready*,
 or within 2 s of it without a commit and by the process's own fault. A slot whose child once proved itself is restarted
-for ever: what fails then is the world around it, and ending the tree would make that worse (A63).
+for ever: what fails then is the world around it, and ending the tree would make that worse (A63). So is one whose child
+says that the store is away: nothing is known of the program then, neither good nor bad.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ class Death(msgspec.Struct, frozen=True):
     """An operator had this child killed through the control socket."""
     by_sigkill: bool = False
     """No program sends itself SIGKILL: after *ready* it is no sign of a faulty start."""
+    store_away: bool = False
+    """It ended because the durable store did not answer or took no writes."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -80,7 +83,8 @@ class RestartHistory:
         if death.requested and age_ms is not None:
             return Verdict(self._policy.first_ms)
         young = age_ms is None or (age_ms < YOUNG_MS and not death.committed and not death.by_sigkill)
-        self.start_failures = self.start_failures + 1 if young else 0
+        if not death.store_away:
+            self.start_failures = self.start_failures + 1 if young else 0
         if self.start_failures >= self._policy.give_up and not self._proved:
             return Verdict(0, give_up=True)
         delay = min(self._policy.first_ms << min(self._doublings, 30), self._policy.max_ms)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from kernel.config import Config
-from kernel.errors import InvalidConfig, KernelError, SchemaMismatch
+from kernel.errors import InvalidConfig, KernelError, SchemaMismatch, Unavailable
 from supervisor import child_output
 from supervisor.child import ChildLink, Place
 from supervisor.events import tell
@@ -24,6 +24,8 @@ from supervisor.log_setup import TreeLogHandler
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
 """A role that ends so before it was ready has a configuration that no restart will mend: the tree gives up at once."""
+EXIT_UNAVAILABLE = 69
+"""A role that ends so found no durable store: no fault of its own, and it is forked again for ever."""
 
 
 class Roles(msgspec.Struct, frozen=True):
@@ -32,6 +34,7 @@ class Roles(msgspec.Struct, frozen=True):
     worker: str = "kernel.runtime:worker"
     dispatcher: str = "kernel.runtime:dispatcher"
     probe: str | None = "kernel.runtime:probe"
+    releaser: str | None = "kernel.runtime:releaser"
 
 
 class Companion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -106,6 +109,9 @@ def _run_role(function: str, link: ChildLink) -> int:
     except (InvalidConfig, SchemaMismatch) as error:
         link.failed(one_sentence(error))
         return EXIT_CONFIG
+    except Unavailable as error:
+        link.failed(one_sentence(error))
+        return EXIT_UNAVAILABLE
     except BaseException as error:
         link.failed(one_sentence(error))
         # A wrong application is the user's one line; its traceback is for who asks for it.

@@ -14,9 +14,10 @@ from supervisor.health import Health
 from supervisor.loop import Timer
 from supervisor.messages import Cause, ToChild
 from supervisor.restart import Death, RestartHistory, RestartPolicy
+from supervisor.roles import EXIT_UNAVAILABLE
 
 State = Literal["STARTING", "RUNNING", "DRAINING", "BACKOFF", "FATAL", "STOPPED"]
-Kind = Literal["worker", "dispatcher", "probe", "companion", "embedded"]
+Kind = Literal["worker", "dispatcher", "probe", "companion", "embedded", "releaser"]
 
 
 class LastExit(msgspec.Struct, frozen=True):
@@ -114,10 +115,18 @@ class Slot:
             ordered=self.state == "DRAINING" and cause == "ordered",
             requested=self.kill_requested,
             by_sigkill=found.signal == 9,
+            store_away=found.code == EXIT_UNAVAILABLE,
         )
 
     def send(self, message: ToChild) -> bool:
         return self.channels is not None and self.channels.send(message)
+
+    def kill(self) -> None:
+        """End the child and its process group by the supervisor's order."""
+        self.rest()
+        self.killed_by_order = True
+        if self.process is not None:
+            self.process.kill_group()
 
     def rest(self) -> None:
         """Nothing waits for this slot any more."""

@@ -23,15 +23,15 @@ from supervisor import embedded
 from supervisor.control import ControlServer, Request
 from supervisor.embedded import EmbeddedServer
 from supervisor.events import tell
-from supervisor.exposing import metrics_server
+from supervisor.exposing import clear_counts, metrics_server
 from supervisor.forking import Exit, cause_of
 from supervisor.listening import open_listener
 from supervisor.log_setup import TreeLog
-from supervisor.loop import READ, Loop, Timer
-from supervisor.messages import Acknowledge, AskRecycle, Cause, Failed, FromChild, Ready, Report
-from supervisor.notices import NoticeBoard
+from supervisor.loop import READ, Loop
+from supervisor.messages import Acknowledge, AskRecycle, Failed, FromChild, Ready, Report
 from supervisor.nursery import Nursery
 from supervisor.os_signals import STOPPING, SignalPipe
+from supervisor.owners import DeadOwners
 from supervisor.probe import ProbeAnswer
 from supervisor.restart import Death, RestartPolicy
 from supervisor.roles import EXIT_CONFIG, Companion, Roles
@@ -83,15 +83,14 @@ class Tree:
         self._lifeline_fd = lifeline_fd
         self._policy = RestartPolicy.of(config)
         self._nursery = nursery(self.loop, config, run_dir.path, tree_log, self)
-        self._board = NoticeBoard(lifetime_ms=round(config.lease_s * 2000) + 60_000)
-        self._shutdown = Shutdown(self.loop, self.slots, config.drain_s)
+        self._owners = DeadOwners(self.loop, self.slots, config.lease_s, self._releaser(), self._nursery.fork)
+        self._shutdown = Shutdown(self.loop, self.slots, config.drain_s, self._owners)
         self._control: ControlServer | None = None
         self._answer: ProbeAnswer | None = None
         self._failure: Outcome | None = None
         self._types: list[str] = []
         self._started_ms = self.loop.now_ms()
         self._was_started = self._was_ready = self._is_begun = False
-        self._repeat: Timer | None = None
 
     # --- life -------------------------------------------------------------------------------------
 
@@ -118,11 +117,13 @@ class Tree:
         if self._lifeline_fd is not None:
             self.loop.watch(self._lifeline_fd, READ, self._on_lifeline)
         self._control = ControlServer(self.loop, self._run_dir.control_path, self._on_request)
+        metrics = self._open_sockets(metrics_server(self._config))  # first: a taken port leaves no store behind
         companions = self._probed() if self._companions is None else self._companions
         if not self._shutdown.level:
             self._was_started = True
             tell("supervisor.started", f"supervisor of {self._run_dir.path}", app=self._config.app)
-            self._open_sockets([*companions, *metrics_server(self._config, self._run_dir.path, companions)])
+            self.slots += [*self._open_sockets(companions), *metrics]
+            clear_counts(self._config, self._run_dir.path, companions)
         if not self._shutdown.level:
             self._start_embedded()
         if not self._shutdown.level:
@@ -140,9 +141,15 @@ class Tree:
         self.slots.append(slot)
         return slot
 
+    def _releaser(self) -> Slot | None:
+        function = self._roles.releaser
+        if function is None:
+            return None
+        return Slot("releaser", "releaser", 0, self._policy, function=function, ends_last=True)
+
     def _probed(self) -> list[Companion]:
         """Ask a child what the application needs: the application's code never runs in this process."""
-        if self._roles.probe is None:
+        if self._roles.probe is None or self._shutdown.level > 0:
             return []
         slot = self._add(Slot("probe", "probe", 0, self._policy, function=self._roles.probe))
         self._nursery.fork(slot)
@@ -164,16 +171,18 @@ class Tree:
         self._types = answer.types
         return answer.companions
 
-    def _open_sockets(self, companions: list[Companion]) -> None:
+    def _open_sockets(self, companions: list[Companion]) -> list[Slot]:
         """The listening sockets belong to this process: a restart of a companion refuses no connection."""
+        opened: list[Slot] = []
         for companion in companions:
             listener = open_listener(companion.name, companion.port, self._is_ordered_within, companion.host)
             if listener is None:
-                return
+                break
             last = companion.stop == "after_workers"
             role, name = companion.role, companion.name
-            slot = Slot("companion", name, 0, self._policy, function=role, listener=listener, ends_last=last)
-            self._nursery.addresses[companion.name] = str(self._add(slot).url)
+            opened.append(Slot("companion", name, 0, self._policy, function=role, listener=listener, ends_last=last))
+            self._nursery.addresses[name] = str(opened[-1].url)
+        return opened
 
     def _is_ordered_within(self, limit_ms: int) -> bool:
         return self.loop.run_until(lambda: self._shutdown.level > 0, limit_ms)
@@ -220,8 +229,7 @@ class Tree:
                     tell("child.recycled", f"{slot.name} is replaced: {reason}", child=slot.name)
                     self._shutdown.drain_one(slot)
             case Acknowledge(notice_id=notice_id):
-                if self._board.acknowledge(notice_id):
-                    tell("owner.released", "notice acknowledged", notice=notice_id)
+                self._owners.acknowledge(notice_id)
             case Failed(text=text):
                 slot.words = self._log.redact(text)
 
@@ -229,9 +237,7 @@ class Tree:
         now = self.loop.now_ms()
         slot.became_ready(now)
         tell("child.ready", f"{slot.name} is ready", child=slot.name)
-        if slot in self._receivers():
-            for message in self._board.messages():
-                slot.send(message)
+        self._owners.greet(slot)
         if not self._was_ready and self._is_begun and self._is_all_running():
             self._was_ready = True
             tell("supervisor.ready", "everything is running", elapsed_ms=now - self._started_ms)
@@ -246,7 +252,9 @@ class Tree:
         text = f"{slot.name} ended: {found}{f' ({slot.words})' if slot.words else ''}"
         tell("child.exited", text, level=level, child=slot.name, child_pid=pid, cause=cause)
         if slot.owns_claims and found.proved:
-            self._announce(slot.worker_id, cause)
+            # Who ends by itself before it was ready has claimed nothing.
+            has_claimed = slot.was_ready or found.signal is not None
+            self._owners.announce(slot.worker_id, cause, owed=has_claimed and not found.clean)
         if self._shutdown.level:
             self._shutdown.ended(slot, found)
         elif slot.kind == "probe":
@@ -259,7 +267,7 @@ class Tree:
     def on_fork_failed(self, slot: Slot, error: OSError) -> None:
         slot.words = f"can not fork: {error.strerror or error}"
         tell("child.fork_failed", f"{slot.name}: {slot.words}", child=slot.name)
-        if slot.kind != "probe":
+        if slot.kind not in ("probe", "releaser"):
             self._restart(slot, Death())
 
     def _restart(self, slot: Slot, death: Death) -> None:
@@ -284,28 +292,6 @@ class Tree:
     def _fail(self, code: int, line: str) -> None:
         self._failure = self._failure or Outcome(code, line)
         self._shutdown.raise_to(1)
-
-    # --- owners proved dead -----------------------------------------------------------------------
-
-    def _announce(self, worker_id: str, cause: Cause) -> None:
-        self._board.post(worker_id, cause, self.loop.now_ms())
-        self._send_notices()
-
-    def _receivers(self) -> list[Slot]:
-        """Every dispatcher that lives; where none does, the workers, which run the same pass."""
-        owners = [slot for slot in self.slots if slot.process is not None and slot.owns_claims]
-        return [slot for slot in owners if slot.kind == "dispatcher"] or owners
-
-    def _send_notices(self) -> None:
-        receivers = self._receivers()
-        for notice in self._board.due(self.loop.now_ms()):
-            for slot in receivers:
-                slot.send(notice.message)
-            notice.sent()
-        if self._repeat is not None:
-            self._repeat.cancel()
-        next_ms = self._board.next_ms
-        self._repeat = None if next_ms is None else self.loop.call_at(next_ms, self._send_notices)
 
     # --- the world outside ------------------------------------------------------------------------
 
@@ -384,7 +370,7 @@ class Tree:
             "types": self._types,
             "redis": "embedded" if self._config.redis_url is None else "configured",
             "guardian_pid": self._nursery.guardian_pid,
-            "notices_open": len(self._board),
+            "notices_open": len(self._owners),
             "log": {"lost_in_children": self._log.lost_in_children, "lost_at_sink": self._log.sink.dropped},
             "log_records": dict(self._log.handler.records),
             "failure": self._failure.line if self._failure is not None else None,

@@ -1,4 +1,4 @@
-"""Metrics in memory-mapped files by prometheus-client, one set of files for each slot of the tree (ECOSYSTEM §3.5).
+"""Metrics in files of prometheus-client's format, one set of them for each slot of the tree (ECOSYSTEM §3.5).
 
 The library's own key of such files is the process number, so that each restart leaves another four behind and a scrape
 reads all of them for ever. Here it is the slot: a successor opens its predecessor's files and counts on. At any moment
@@ -10,7 +10,7 @@ reads its folder from the environment when it is imported.
 
 from __future__ import annotations
 
-import os
+import logging
 import threading
 from pathlib import Path
 from typing import Any
@@ -18,21 +18,24 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, values
 
 from kernel.observe.metric_names import METERS
+from kernel.observe.slot_file import SlotFile
 
 SERIES_MAX = 1_000
 """Label sets of one metric in one process; what comes after them is counted together, under `other`."""
 _GAUGE_MODES = {"kernel_observation_queue": "livesum", "kernel_store_up": "livemin"}
 _LIVE = "gauge_live"
 
+log = logging.getLogger("kernel.observe")
+
 
 class SlotMeters:
     """Every metric that this process counts. A count costs about a microsecond, and needs no call to anybody."""
 
     def __init__(self, folder: Path, slot: str) -> None:
-        for stale in folder.glob(f"{_LIVE}*_{slot}.db"):
-            stale.unlink()  # what the predecessor was just then says nothing of this process
-        # Before the first metric is made: each takes the class that stands there then.
-        values.ValueClass = _private_values(folder, slot)
+        _forget_live(folder, slot)
+        # Before the first metric is made: each takes the class that stands there then, and that its class of files.
+        values.MmapedDict = SlotFile  # type: ignore[attr-defined,assignment]
+        values.ValueClass = values.MultiProcessValue(process_identifier=lambda: slot)  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         self._made = {name: self._make(name) for name, meter in METERS.items() if meter.source == "worker"}
         self._series: dict[tuple[str, ...], Any] = {}
@@ -72,15 +75,10 @@ class SlotMeters:
         return Counter(name, meter.help, meter.labels, registry=self._registry)
 
 
-def _private_values(folder: Path, slot: str) -> Any:
-    """The library's class of values, in files that only their owner may read: its own are made as the umask has it."""
-    shared: Any = values.MultiProcessValue(process_identifier=lambda: slot)  # type: ignore[no-untyped-call]
-
-    class PrivateValue(shared):  # type: ignore[misc]
-        def __init__(self, typ: str, *place: Any, multiprocess_mode: str = "", **more: Any) -> None:
-            prefix = f"{typ}_{multiprocess_mode}" if typ == "gauge" else typ
-            flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            os.close(os.open(folder / f"{prefix}_{slot}.db", flags, 0o600))
-            super().__init__(typ, *place, multiprocess_mode=multiprocess_mode, **more)
-
-    return PrivateValue
+def _forget_live(folder: Path, slot: str) -> None:
+    """What the predecessor was just then says nothing of this process."""
+    try:
+        for stale in folder.glob(f"{_LIVE}*_{slot}.db"):
+            stale.unlink()
+    except OSError as error:
+        log.warning("metrics of an earlier process in this slot can not be removed: %s", error)

@@ -8,6 +8,7 @@
 | `assembly` | the engine of one process, put together and not yet running |
 | `link` | what a child's connection to its supervisor offers |
 | `roles` | worker, dispatcher, probe: what a supervisor's children run |
+| `releasing` | acting on a proof of death, and the child that does nothing else |
 
 Everything that holds a connection or a thread is made here, after the fork (dc-fork-safety).
 """
@@ -31,6 +32,7 @@ from kernel.runtime.opening import (
     open_streams,
 )
 from kernel.runtime.publishing import Publisher, open_publisher
+from kernel.runtime.releasing import releaser
 from kernel.runtime.roles import dispatcher, probe, worker
 
 __all__ = [
@@ -55,5 +57,6 @@ __all__ = [
     "open_store",
     "open_streams",
     "probe",
+    "releaser",
     "worker",
 ]

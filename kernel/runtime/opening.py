@@ -33,7 +33,14 @@ from kernel.coordination.streams import Streams, StreamTerms
 from kernel.dispatch import DispatchSource
 from kernel.engine.ports import ReadyQueue, Runner
 from kernel.engine.threads import ThreadRunner
-from kernel.errors import CoordinationUnavailable, InvalidConfig, InvalidName, KernelError, StoreUnavailable
+from kernel.errors import (
+    CoordinationUnavailable,
+    InvalidConfig,
+    InvalidName,
+    KernelError,
+    StoreUnavailable,
+    Unavailable,
+)
 from kernel.ids import IdSource, RandomIds, check_name
 from kernel.objects import Objects
 from kernel.runtime.observer import open_observer
@@ -59,7 +66,8 @@ class NoQueue:
 
 
 def load_app(path: str | None) -> App:
-    """The App at `module:attribute`, with the working directory importable. Raises InvalidConfig with one line."""
+    """The App at `module:attribute`, with the working directory importable. Raises InvalidConfig with one line,
+    and Unavailable when it opens something as it is imported that does not answer."""
     if path is None:
         raise InvalidConfig("app: name your application, for example --app flows:app")
     module_name, _, attribute = path.partition(":")
@@ -69,6 +77,8 @@ def load_app(path: str | None) -> App:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise InvalidConfig(f"app: {path}: there is no module {error.name!r}") from error
+    except Unavailable:
+        raise  # it opens a store when it is imported, and that is away: no fault of the application
     except KernelError as error:
         raise InvalidConfig(f"app: {path}: {error}") from error
     except Exception as error:

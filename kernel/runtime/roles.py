@@ -33,6 +33,7 @@ from kernel.errors import (
     CorruptRecord,
     InvalidConfig,
     KernelError,
+    Unavailable,
     UnknownVersion,
 )
 from kernel.ids import RandomIds
@@ -51,12 +52,13 @@ from kernel.runtime.opening import (
     open_store,
     open_streams,
 )
+from kernel.runtime.releasing import released
 from kernel.runtime.tracing import open_tracing
 from kernel.streams import StreamSettings
 
 log = logging.getLogger("kernel.runtime")
 
-_EXIT_FAILED, _EXIT_CONFIG = 1, 2
+_EXIT_FAILED, _EXIT_CONFIG, _EXIT_UNAVAILABLE = 1, 2, 69
 _REPORT_S = 1.0
 _RELEASE_AGAIN_MS = (1_000, 5_000)
 _DRAINING_REPORT_S = 0.05
@@ -124,6 +126,9 @@ def _started(link: Link, on_stuck: Callable[[str], None]) -> tuple[Engine, Obser
     except InvalidConfig as error:
         link.failed(str(error))
         return _EXIT_CONFIG  # trying again would not help: the supervisor ends the tree at once
+    except Unavailable as error:
+        link.failed(str(error))
+        return _EXIT_UNAVAILABLE  # no fault of this program: the supervisor tries again for ever
     except KernelError as error:
         link.failed(str(error))
     except Exception as error:
@@ -187,15 +192,9 @@ def _check_rights(config: Config) -> None:
 
 
 def _release(services: Services, loop: WorkerLoop | DispatcherLoop, link: Link, order: Order) -> None:
-    """Proof of death: free that owner's claims and say so; without the store the supervisor will repeat it."""
-    try:
-        freed = loop.release_owner(order.worker_id, counted=order.cause == "death")
-    except KernelError as error:
-        log.warning("the claims of a dead worker could not be released yet: %s", error)
+    """Proof of death: free that owner's claims, and look twice again."""
+    if not released(loop, link, order):
         return
-    if freed:
-        log.info("released %d claims of a worker that is proved dead", len(freed))
-    link.acknowledge(order.notice_id)
     # A claim that the dead worker had sent may reach a remote store only after this pass (DECISIONS detail 5).
     for delay_ms in _RELEASE_AGAIN_MS:
         services.runner.call_at(

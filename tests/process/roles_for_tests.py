@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kernel.errors import InvalidConfig, StoreUnavailable
+from kernel.errors import InvalidConfig, KernelError, StoreUnavailable
 from supervisor.child import ChildLink, Order
 from supervisor.log_setup import TreeLogHandler
 
@@ -77,6 +77,19 @@ def committing_worker(link: ChildLink) -> int:
 def dispatcher(link: ChildLink) -> int:
     write_down(link, "began")
     return obey(link)
+
+
+def releaser(link: ChildLink) -> int:
+    return obey(link)
+
+
+def deaf_releaser(link: ChildLink) -> int:
+    """Never acts on what it hears, as without a store."""
+    link.ready()
+    while True:
+        order = link.next_order(_FOREVER_S)
+        if order is not None:
+            write_down(link, order.kind, dead=order.worker_id, cause=order.cause, id=order.notice_id)
 
 
 def deaf_dispatcher(link: ChildLink) -> int:
@@ -184,7 +197,14 @@ def resigning_worker(link: ChildLink) -> int:
 
 def crashing_worker(link: ChildLink) -> int:
     """Ends by an error before it is ready."""
-    raise StoreUnavailable("mongodb://user:canary-secret@db/ does not answer")
+    raise KernelError("mongodb://user:canary-secret@db/ does not answer")
+
+
+def storeless_worker(link: ChildLink) -> int:
+    """Finds no durable store until the file `store-is-there` is."""
+    if not (link.data_dir / "store-is-there").exists():
+        raise StoreUnavailable("mongodb://user:canary-secret@db/ does not answer")
+    return worker(link)
 
 
 def quick_death_worker(link: ChildLink) -> int:

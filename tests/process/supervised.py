@@ -29,10 +29,15 @@ NO_REDIS = "redis://127.0.0.1:1/0"
 
 
 def program(
-    worker: str = "worker", dispatcher: str = "dispatcher", probe: str | None = None, companions: tuple[str, ...] = ()
+    worker: str = "worker",
+    dispatcher: str = "dispatcher",
+    probe: str | None = None,
+    companions: tuple[str, ...] = (),
+    releaser: str = "releaser",
 ) -> Program:
     """The stub roles of these names."""
-    roles = Roles(f"{STUBS}:{worker}", f"{STUBS}:{dispatcher}", None if probe is None else f"{STUBS}:{probe}")
+    looks = None if probe is None else f"{STUBS}:{probe}"
+    roles = Roles(f"{STUBS}:{worker}", f"{STUBS}:{dispatcher}", looks, f"{STUBS}:{releaser}")
     return Program(roles, None if probe is not None else [Companion(name, f"{STUBS}:companion") for name in companions])
 
 

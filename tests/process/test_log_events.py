@@ -51,7 +51,7 @@ def test_a_child_that_can_not_start_is_told_until_it_is_given_up(supervise) -> N
     assert tree.wait_end() == 1
 
     assert len(tree.log("child.failed")) == 2
-    assert "StoreUnavailable" in tree.log("child.failed")[0]["exc"]
+    assert "KernelError" in tree.log("child.failed")[0]["exc"]
     (fatal,) = tree.log("child.fatal")
     assert fatal["x"]["child"] == "worker-0"
 

@@ -38,6 +38,22 @@ def test_a_port_in_use_is_named(supervise: Callable[..., Supervised]) -> None:
         assert f"metrics: port {port} on 127.0.0.1: Address already in use" in error_of(tree)
 
 
+def test_a_port_in_use_leaves_nothing_behind(supervise: Callable[..., Supervised], data_dir: Path) -> None:
+    """The port is looked at before the store is made."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        tree = supervise(Program(), app="tests.process.metered_flows:app", metrics=taken.getsockname()[1])
+        assert tree.wait_end() == 2
+    assert not data_dir.exists()
+
+
+def test_a_port_in_use_leaves_an_empty_folder_empty(supervise: Callable[..., Supervised], data_dir: Path) -> None:
+    data_dir.mkdir(mode=0o700)
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        tree = supervise(Program(), app="tests.process.metered_flows:app", metrics=taken.getsockname()[1])
+        assert tree.wait_end() == 2
+    assert list(data_dir.iterdir()) == []
+
+
 @pytest.mark.parametrize("value", ["abc", "70000", "-1", ":9100", "1.2.3.4:", "::1:9100", "9100 "])
 def test_what_is_no_address_is_refused_and_the_line_says_what_is_one(value: str, tmp_path: Path) -> None:
     ran = subprocess.run(

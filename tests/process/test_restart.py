@@ -130,6 +130,29 @@ def test_the_state_of_a_crash_loop_is_reported(supervise) -> None:
 
 
 @pytest.mark.case("A63")
+@pytest.mark.req("dc-restart-child")
+def test_a_child_without_a_store_is_forked_again_until_it_has_one(supervise, data_dir) -> None:
+    tree = supervise(program(worker="storeless_worker"), restart_give_up=1, restart_first_s=0.01, restart_max_s=0.05)
+    wait_until(tree.status, "it answers")
+
+    def resting() -> dict[str, Any] | None:
+        child = tree.child("worker-0")
+        return child if child["restarts"] >= 5 and child["state"] == "BACKOFF" else None
+
+    child = wait_until(resting, "many more starts than a broken program has")
+    assert child is not None
+    assert child["last_exit"] == {
+        "cause": "death",
+        "text": "exit status 69",
+        "words": "mongodb://***@db/ does not answer",
+    }
+
+    (data_dir / "store-is-there").touch()
+
+    tree.wait_running()
+
+
+@pytest.mark.case("A63")
 def test_a_child_that_dies_right_after_it_was_ready_is_restarted_with_back_off_and_then_given_up(supervise) -> None:
     tree = supervise(program(worker="quick_death_worker"), restart_give_up=3, restart_first_s=0.1)
 

@@ -56,6 +56,8 @@ def test_five_deaths_before_ready_in_a_row_are_the_verdict(history: RestartHisto
         (1_999, Death(by_sigkill=True), False),
         (1_999, Death(requested=True, by_sigkill=True), False),
         (1_999, Death(ordered=True), False),
+        (None, Death(store_away=True), False),
+        (1_999, Death(store_away=True), False),
     ],
 )
 def test_which_deaths_are_failed_starts(history: RestartHistory, alive_ms, death, counts) -> None:
@@ -65,6 +67,15 @@ def test_which_deaths_are_failed_starts(history: RestartHistory, alive_ms, death
 def test_a_later_life_forgives_failed_starts(history: RestartHistory) -> None:
     for alive_ms in (None, None, None, None, 5_000, None, None, None, None):
         assert not die_after(history, alive_ms).give_up
+
+
+@pytest.mark.case("A63")
+def test_an_outage_of_the_store_neither_counts_nor_forgives(history: RestartHistory) -> None:
+    verdicts = [die_after(history, None, Death(store_away=away)) for away in (False, True, True, False, False, False)]
+    assert not any(verdict.give_up for verdict in verdicts)
+    assert [verdict.delay_ms for verdict in verdicts[:4]] == [200, 400, 800, 1600], "nor is it a hot loop"
+
+    assert die_after(history, None).give_up, "the fifth failed start in a row but for the outage"
 
 
 @pytest.mark.case("A63")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kernel.app import App
-from kernel.errors import InvalidConfig
+from kernel.errors import InvalidConfig, StoreUnavailable
 from kernel.observe.events import EVENTS, LogObserver
 from kernel.runtime import load_app
 
@@ -57,6 +57,13 @@ def test_what_is_wrong_with_it_is_told_in_one_line(
     assert words in str(caught.value)
     assert str(caught.value).startswith("app: ")
     assert "\n" not in str(caught.value)
+
+
+def test_a_store_that_is_away_at_the_import_is_no_fault_of_the_application(module: Callable[[str, str], None]) -> None:
+    module("opening_flows", "from kernel.errors import StoreUnavailable\nraise StoreUnavailable('it does not answer')")
+
+    with pytest.raises(StoreUnavailable, match="it does not answer"):
+        load_app("opening_flows:app")
 
 
 def test_events_go_to_the_log_with_their_fields(caplog: pytest.LogCaptureFixture) -> None:

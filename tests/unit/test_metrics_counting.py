@@ -52,6 +52,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where slots count, and prometheus-client as it was before."""
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
     monkeypatch.setattr(values, "ValueClass", values.ValueClass)
+    monkeypatch.setattr(values, "MmapedDict", values.MmapedDict)
     yield tmp_path
     values.close_all_multiprocess_files()
 
@@ -83,6 +84,27 @@ def test_what_a_predecessor_was_just_then_is_forgotten(folder: Path) -> None:
     SlotMeters(folder, "worker-0").set("kernel_store_up", 1, "truth")
     SlotMeters(folder, "worker-1").set("kernel_store_up", 1, "redis")
     assert sums(folder, "kernel_store_up") == {("truth",): 1, ("redis",): 1}
+
+
+@pytest.mark.req("obs-no-affect")
+def test_no_file_is_mapped_into_memory(folder: Path) -> None:
+    """A mapped page for which a full disk has no block is SIGBUS, in mid-step."""
+    meters = SlotMeters(folder, "worker-0")
+    meters.count("kernel_takeovers_total")
+    meters.observe("kernel_permit_wait_seconds", 0.4, "desk")
+
+    assert sums(folder, "kernel_takeovers_total") == {(): 1}
+    assert str(folder) not in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.req("obs-no-affect")
+def test_a_folder_that_can_not_be_written_to_ends_nobody(folder: Path) -> None:
+    folder.rmdir()
+    meters = SlotMeters(folder, "worker-0")
+    meters.count("kernel_takeovers_total")
+    meters.set("kernel_store_up", 1, "truth")
+
+    assert not folder.exists()
 
 
 def test_the_number_of_series_is_bounded(folder: Path) -> None:

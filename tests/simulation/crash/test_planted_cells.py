@@ -16,6 +16,7 @@ from kernel.engine.permits import PermitDesk
 from kernel.engine.sweeps import Sweeps, Swept
 from kernel.store.conditional import Applied, Transition
 from kernel.stream_writer import StreamWriter
+from supervisor.owners import DeadOwners
 from supervisor.restart import RestartHistory, Verdict
 from supervisor.shutdown import Shutdown
 from tests.simulation.crash.cells import CELLS
@@ -101,6 +102,10 @@ def nobody_is_told_to_drain(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Shutdown, "drain_one", lambda self, slot: None)
 
 
+def nobody_releases_at_the_end(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(DeadOwners, "provide", lambda self: None)
+
+
 def without_token(name: str) -> Plant:
     """That write does not ask for the claim (M1): a copy of it that comes late would hit."""
     build = getattr(transitions, name)
@@ -137,6 +142,7 @@ PLANTED: list[tuple[Plant, str]] = [
     (frames_without_a_number, "54b"),
     (no_back_off, "61b"),
     (nobody_is_told_to_drain, "60b"),
+    (nobody_releases_at_the_end, "60b"),
 ]
 
 

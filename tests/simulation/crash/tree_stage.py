@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from kernel.config import Config
+from kernel.runtime.releasing import release_told
 from kernel.runtime.roles import _obey
 from supervisor.child import Order
 from supervisor.forking import Exit
@@ -192,7 +193,7 @@ class ChildLink(Luckless):
 
 
 class ChildProcess(EngineProcess):
-    """A worker or dispatcher that a supervisor has forked; its main thread is that of `kernel.runtime.roles`."""
+    """A worker, dispatcher or releaser that a supervisor has forked; its main thread is that of `kernel.runtime`."""
 
     def __init__(self, stage: Stage, child: Child, slot: Slot, *, dispatches: bool) -> None:
         app = stage.app(*stage.definitions)
@@ -201,12 +202,18 @@ class ChildProcess(EngineProcess):
             stage, f"{slot.name}/{child.pid}", stage.rng, app, dispatches=dispatches, worker_id=worker_id, begins=False
         )
         self.child = child
+        self.releases = slot.kind == "releaser"
         self.order_came = self.event()
         self.link = ChildLink(self, child, self.order_came)
         self.spawn("main", self._main)
 
     def _main(self) -> None:
         self.world.hub.sleep(START_MS)
+        if self.releases:
+            self.link.ready()
+            releasing: Any = self.link
+            release_told(self.engine.sweeps, releasing)
+            self._exit(0)
         self.engine.services.committer.on_first_commit = self._report
         self.loop.start()
         self.link.ready()
