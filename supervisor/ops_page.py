@@ -6,20 +6,23 @@ from collections.abc import Iterator
 
 from kernel.observe.views import Attempt, Snapshot, StepView
 from kernel.records import RunRecord
-from supervisor.ops_now import Holder, command, error_text, finalizing, reading
-from supervisor.ops_shell import clock_text, many, span_text, visible
+from supervisor.ops_now import Beside, error_text, finalizing, reading
+from supervisor.ops_shell import Given, clock_text, many, span_text, visible
 from supervisor.ops_surroundings import Surroundings
 from supervisor.ops_timeline import as_of, bar_lines, table
 
+_ALONE = Beside()
+
 
 def page(
-    snapshot: Snapshot, around: Surroundings, now_ms: int, *, plain: bool, holder: Holder = "unknown"
+    snapshot: Snapshot, around: Surroundings, now_ms: int, *, plain: bool, beside: Beside = _ALONE
 ) -> Iterator[str]:
     """Lines that are safe to show: text of others with its control characters written out, and our colours."""
-    now = reading(snapshot, now_ms, holder)
+    now = reading(snapshot, now_ms, beside)
     yield visible(now.sentence)
-    if now.help is not None:
-        yield visible(f"  try: {now.help}")
+    for word, line in (("try", now.help), ("or", now.more_help)):
+        if line is not None:
+            yield visible(f"  {word}: {line}")
     yield from map(visible, _holders(around))
     yield ""
     yield from map(visible, _head(snapshot, now_ms))
@@ -31,7 +34,7 @@ def page(
     yield "where time went, in seconds"
     yield from table(shown)
     for title, lines in (
-        ("errors", _errors(snapshot)),
+        ("errors", _errors(snapshot, beside.given)),
         ("signals", _signals(around)),
         ("chain", _chain(snapshot, around)),
         ("earlier runs", map(_run, snapshot.runs)),
@@ -70,7 +73,7 @@ def _holders(around: Surroundings) -> Iterator[str]:
         yield f"  held by {holder.owner.workflow_id} {holder.owner.step}, lease until {clock_text(holder.expiry_ms)}"
 
 
-def _errors(snapshot: Snapshot) -> Iterator[str]:
+def _errors(snapshot: Snapshot, given: Given) -> Iterator[str]:
     """The last error of each step, and where all of them are: a snapshot keeps no others."""
     for step in snapshot.steps:
         if step.error is not None:
@@ -82,7 +85,7 @@ def _errors(snapshot: Snapshot) -> Iterator[str]:
     if snapshot.error is not None:
         yield f"the workflow: {error_text(snapshot.error)}"
     if any(step.error is not None for step in snapshot.steps):
-        yield f"each attempt with its error: {command('workflow attempts', snapshot.workflow_id)}"
+        yield f"each attempt with its error: {given.line('workflow attempts', snapshot.workflow_id)}"
 
 
 def _signals(around: Surroundings) -> Iterator[str]:
