@@ -94,7 +94,7 @@ def _unable(child: Mapping[str, Any]) -> str | None:
     if child.get("silent"):
         return f"{name} is silent: stopped, or it hangs"
     if child.get("x_store") == "down":
-        return f"{name} does not reach the durable store"
+        return f"{name} does not reach the durable store, or can not write to it"
     if child.get("x_redis") == "down":
         return f"{name} does not reach Redis and takes work from the store alone"
     return None

@@ -49,6 +49,7 @@ class Lookout:
             holder=holder,
             hindrance=self._hindrance(seen, workers, around, holder, now_ms, given),
             is_redis_away=around.is_redis_away,
+            names=workers.names(seen),
             given=given,
         )
         return around, beside

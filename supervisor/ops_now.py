@@ -6,7 +6,7 @@ time has come: whatever was to go on by itself, and has not, is due and waits fo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -31,6 +31,8 @@ class Beside(msgspec.Struct, frozen=True, kw_only=True):
     """Why nobody takes it, of one that is due."""
     is_redis_away: bool = False
     """Of one that waits for a permit."""
+    names: Mapping[str, str] = {}
+    """Of workers that are known as more than an id."""
     given: Given = Given()
 
 

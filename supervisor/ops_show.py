@@ -34,6 +34,7 @@ from supervisor.ops_shell import (
 from supervisor.ops_snapshots import Snapshots, snapshots
 from supervisor.ops_surroundings import Surroundings
 from supervisor.ops_timeline import as_of
+from supervisor.ops_workers import Workers
 
 WATCH_S = 1.0
 FOLLOW_S = 0.5
@@ -108,14 +109,16 @@ def attempts(
         rows = desk.read.attempts(seen.biz_key, step=step, after=after, limit=limit)
         # With the last page: what is on no page is known only then.
         gaps = [] if rows.next is not None else unknown_attempts(seen, step, _every(desk, seen.biz_key, step))
-        now_ms = desk.now_ms()
+        now_ms, workers = desk.now_ms(), Workers(desk.config)
     if as_json:
         told = [msgspec.to_builtins(row) for row in rows.rows]
         unknown = [{"workflow_run": run, "step": name, "attempt": number} for run, name, number in gaps]
         say_json({"v": 1, "workflow_id": seen.workflow_id, "attempts": told, "unknown": unknown, "next": rows.next})
         return
+    names, holder = workers.names(seen), workers.holder(seen)
     for row in rows.rows:
-        click.echo(attempt_line(row, now_ms))
+        held = row.worker_id == seen.worker_id
+        click.echo(attempt_line(row, now_ms, names=names, holder=holder if held else "unknown"))
     for gap in gaps:
         click.echo(unknown_line(*gap))
     if rows.next is not None:

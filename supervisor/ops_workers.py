@@ -44,6 +44,14 @@ class Workers:
                 self._tree = Tree(folder=self._config.data_dir, is_silent=True)
         return self._tree
 
+    def names(self, snapshot: Snapshot) -> dict[str, str]:
+        """By worker_id, what is known of workers as others see them: machine, process, slot."""
+        here = socket.gethostname()
+        names = {child["worker_id"]: f"{here}/{child['pid']}/{child['name']}" for child in self._running()}
+        if snapshot.worker_id is not None and snapshot.worker is not None:
+            names[snapshot.worker_id] = snapshot.worker
+        return names
+
     def holder(self, snapshot: Snapshot) -> Holder:
         """Whether the worker that holds the claim in `snapshot` runs; `unknown` where nobody here can tell."""
         if snapshot.waiting != "step" or snapshot.worker_id is None:

@@ -100,3 +100,18 @@ def test_a_time_that_has_passed_is_not_told_as_one_to_come(rig: SteppedRig) -> N
 
     assert before.startswith("latest    asks again at ")
     assert after.startswith("latest    asks again now: its time came at ")
+
+
+@pytest.mark.req("ops-where-stuck")
+def test_who_is_due_to_ask_again_waits_for_the_same_place(rig: SteppedRig) -> None:
+    """Also by a snapshot that was made in that moment: his time has come, and nobody has asked for him yet."""
+    Occupied(rig, "printer")
+    rig.worker(definition := flow(rig, step(rig, "a", resource="printer")), permit_wait_ms=600_000)
+    waiting = waits(rig, rig.start(definition, "k0"))
+    assert waiting.claimable_time is not None
+
+    early, late = (snapshot_of(waiting, waiting.claimable_time + ms) for ms in (-1, 1))
+
+    for seen in (early, late):
+        assert (seen.waiting, seen.waiting_on, seen.current_step) == ("permit", "printer", "a")
+        assert seen.waiting_until == waiting.claimable_time

@@ -17,7 +17,7 @@ from kernel.business_objects import BusinessObjects
 from kernel.clock import SystemClock
 from kernel.coordination import Granted, Keys, Owner, Permits
 from kernel.coordination.permits import Limit
-from kernel.ids import RandomIds
+from kernel.ids import RandomIds, workflow_id_for
 from kernel.objects import Objects
 from kernel.records import ErrorRecord
 from kernel.runtime import OBJECTS_FILE
@@ -210,7 +210,7 @@ def test_due_work_of_a_running_tree_is_told_by_what_its_workers_say(
     durable.insert(Insert("seen", DEFINITIONS, other, row))
     assert said() == [f"no live worker has version 0123456789ab of parcel, offered: {other}", f"  try: {doctor}"]
     running.children[0]["x_store"] = "down"
-    assert said() == ["worker-0 does not reach the durable store", f"  try: {doctor}"]
+    assert said() == ["worker-0 does not reach the durable store, or can not write to it", f"  try: {doctor}"]
     running.answer = TimeoutError()
     assert said() == [f"the supervisor in {data_dir} does not answer", f"  try: {doctor}"]
 
@@ -224,13 +224,17 @@ def test_a_stopped_worker_is_told_as_one_that_its_supervisor_does_not_hear(
         "k", created_time=at_ms, waiting="step", waiting_on="pack", claim_token="t", worker_id="w",
         worker="host/7/worker-0", lease_until=at_ms + 60_000, steps=(step_view("pack", "running", attempt=1),),
     )  # fmt: skip
-    keep(observed, held)
+    other = attempt("pack", 1, "failed", biz_key="k", worker_id="w-1")
+    keep(observed, held, attempt("pack", 2, "running", biz_key="k", worker_id="w"), other)
     running.children[0] |= {"worker_id": "w", "pid": 7, "silent": True}
 
     shown, listed = operate("workflow", "show", "k").stdout, operate("workflow", "list").stdout
 
     assert "; host/7/worker-0 is silent: it was stopped, or it hangs" in shown.splitlines()[0]
     assert "step pack, its worker is silent" in listed
+    first, second = operate("workflow", "attempts", "k").stdout.splitlines()
+    assert first.endswith(", on w-1")
+    assert second.endswith(", has not returned, its worker is silent, on w (host/7/worker-0)")
 
 
 def test_a_replay_that_is_named_runs_as_it_is_printed(
@@ -464,3 +468,15 @@ def record(monkeypatch: pytest.MonkeyPatch, verb: str, read: list[str]) -> None:
         return plain(self, first, *more)
 
     monkeypatch.setattr(SqliteStore, verb, noting)
+
+
+def test_who_waited_in_vain_for_a_result_is_told_where_to_look(
+    operate: Operate, data_dir: Path, application: str
+) -> None:
+    data_dir.mkdir()
+
+    done = operate("workflow", "start", "parcel", "--app", application, "--biz-key", "k", "--wait", "--timeout", "0")
+
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    show = f"kernel-supervisor workflow show {workflow_id_for('k')} --data-dir {data_dir}"
+    assert done.stderr.endswith(f"; `{show}` tells what it waits for\n")

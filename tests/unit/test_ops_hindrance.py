@@ -46,8 +46,8 @@ CASES: list[tuple[Tree, Offered | None, str | None, str]] = [
     ),
     (tree(), frozenset({MINE}), "this tree has no worker", "doctor --data-dir R"),
     (
-        tree(worker(x_store="down")), frozenset({MINE}), "worker-0 does not reach the durable store",
-        "doctor --data-dir R",
+        tree(worker(x_store="down")), frozenset({MINE}),
+        "worker-0 does not reach the durable store, or can not write to it", "doctor --data-dir R",
     ),
     (
         tree(worker(x_redis="down")), frozenset({MINE}),

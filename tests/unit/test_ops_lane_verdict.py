@@ -147,7 +147,7 @@ def test_only_workers_that_can_take_something_count_their_slots() -> None:
             "worker-1 is silent: stopped, or it hangs",
             "worker-2 is BACKOFF",
             "worker-3 does not reach Redis and takes work from the store alone",
-            "worker-4 does not reach the durable store",
+            "worker-4 does not reach the durable store, or can not write to it",
         ),
         claims=50,
     )

@@ -93,6 +93,15 @@ def test_a_worker_is_gone_only_where_nothing_else_is_possible(
     assert tree.asked == 1
 
 
+def test_workers_are_known_by_their_machine_and_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    Tree([{"worker_id": "w1", "pid": 12, "name": "worker-0"}], monkeypatch)
+    held = snapshot(waiting="step", worker_id="w2", worker="elsewhere/7/worker-1")
+
+    names = Workers(Config(data_dir=str(tmp_path))).names(held)
+
+    assert names == {"w1": f"{HERE}/12/worker-0", "w2": "elsewhere/7/worker-1"}
+
+
 def test_the_tree_is_not_asked_of_what_nobody_executes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tree = Tree(CHILDREN, monkeypatch)
 
