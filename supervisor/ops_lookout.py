@@ -39,7 +39,7 @@ class Lookout:
     def look(self, seen: Snapshot, now_ms: int) -> tuple[Surroundings, Beside]:
         """What stands around it, and what is to be known for reading its snapshot. The tree is asked once."""
         workers = Workers(self._config)
-        app = None if self._config.app is not None else workers.tree.app
+        app = None if self._config.app is not None else workers.app
         around = look_around(seen, self._store, None if self._config.app is None else self._sources, self._permits, app)
         given = self._given
         if self._config.app is None:
@@ -62,15 +62,13 @@ class Lookout:
     def _hindrance(
         self, seen: Snapshot, workers: Workers, around: Surroundings, holder: Holder, now_ms: int, given: Given
     ) -> Hindrance | None:
-        """Why nobody takes what is due. A place is given out by nobody where no tree runs, and while Redis is away what
-        the workers do is not the reason that it is not given."""
-        tree_is_alone = self._config.mongodb_uri is None
-        due = is_due(seen, now_ms, holder)
-        if seen.waiting == "permit" and (not due or around.is_redis_away):
-            return no_tree(workers.tree, given, is_alone=tree_is_alone)
-        if not due:
-            return None
-        tree = workers.tree
-        return hindrance(
-            seen, tree, lambda: offered_versions(self._store, self._config, tree), given, is_alone=tree_is_alone
-        )
+        """Why nobody takes what is due. Where no tree runs nobody gives out places, or takes over from a dead worker;
+        and while Redis is away what the workers do is not the reason that no place is given."""
+        tree, is_alone = workers.tree, self._config.mongodb_uri is None
+        if is_due(seen, now_ms, holder) and not around.is_redis_away:
+            return hindrance(
+                seen, tree, lambda: offered_versions(self._store, self._config, tree), given, is_alone=is_alone
+            )
+        if holder == "gone" or seen.waiting == "permit":
+            return no_tree(tree, given, is_alone=is_alone)
+        return None

@@ -184,6 +184,8 @@ def _doubt(snapshot: Snapshot, now_ms: int, beside: Beside) -> tuple[str, str | 
         return f"{told}. Another worker takes it when its lease ends", given.line("status")
     if holder == "gone":
         told = f"; {_who(snapshot)} does not run any more"
+        if beside.hindrance is not None:
+            return f"{told}; {beside.hindrance.text}", beside.hindrance.help
         if lease is not None:
             when = f"{clock_text(lease)} (in {span_text(lease - now_ms)})"
             told += f": another worker takes it when the lease ends, not before {when}"

@@ -44,11 +44,6 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
         return () if self._crew is None else self._crew.unable
 
     @property
-    def app(self) -> str | None:
-        """The application that it runs."""
-        return None if self.status is None else self.status.get("app")
-
-    @property
     def redis_pid(self) -> int | None:
         """The process of the embedded Redis."""
         children = [] if self.status is None else self.status["children"]

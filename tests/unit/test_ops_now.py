@@ -141,6 +141,16 @@ def test_what_hinders_is_said_of_what_is_due_and_leads_on(waiting: Waiting, on: 
     assert (found.help, found.more_help) == ("kernel-supervisor start --app a:b", None)
 
 
+def test_nobody_takes_over_from_a_dead_worker_where_no_tree_runs() -> None:
+    seen = waits("step", "pack", until=None, worker="host/12/worker-0", worker_id="w1", lease_until=LEFT_MS)
+    why = Hindrance("no supervisor runs in /x", "kernel-supervisor start --app a:b")
+
+    found = reading(seen, NOW_MS, Beside(holder="gone", hindrance=why))
+
+    assert found.sentence.endswith("; host/12/worker-0 does not run any more; no supervisor runs in /x")
+    assert (found.waiting, found.help) == ("step", "kernel-supervisor start --app a:b")
+
+
 def test_where_nothing_is_seen_that_hinders_two_views_may_know() -> None:
     found = reading(waits("worker", until=None), NOW_MS)
 
