@@ -39,6 +39,21 @@ def hindrance(
 ) -> Hindrance | None:
     """Why nobody takes what is due; None when nothing is seen that hinders. `is_alone`: no other tree uses its store.
     `offered` None: not known."""
+    still = standstill(tree, given, is_alone=is_alone)
+    if still is not None or tree.status is None:
+        return still
+    unknown = _version(snapshot, offered())
+    if unknown is not None:
+        return Hindrance(unknown, given.line("doctor"))
+    crew = crew_of(tree.status)
+    if crew.slots is not None and crew.busy >= crew.slots:
+        busy = f"all {crew.slots} slots are busy" if crew.slots > 1 else "the one slot is busy"
+        return Hindrance("; ".join([busy, *crew.unable]), given.line("lanes"))
+    return None
+
+
+def standstill(tree: Tree, given: Given, *, is_alone: bool) -> Hindrance | None:
+    """Why nothing at all is taken by this tree; None where something may be."""
     missing = no_tree(tree, given, is_alone=is_alone)
     if missing is not None or tree.status is None:
         return missing
@@ -47,12 +62,6 @@ def hindrance(
     crew = crew_of(tree.status)
     if crew.able == 0:
         return Hindrance("; ".join(crew.unable) or "this tree has no worker", given.line("doctor"))
-    unknown = _version(snapshot, offered())
-    if unknown is not None:
-        return Hindrance(unknown, given.line("doctor"))
-    if crew.slots is not None and crew.busy >= crew.slots:
-        busy = f"all {crew.slots} slots are busy" if crew.slots > 1 else "the one slot is busy"
-        return Hindrance("; ".join([busy, *crew.unable]), given.line("lanes"))
     return None
 
 

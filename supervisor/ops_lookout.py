@@ -64,8 +64,9 @@ class Lookout:
     ) -> Hindrance | None:
         """Why nobody takes what is due. Where no tree runs nobody gives out places, or takes over from a dead worker;
         and while Redis is away what the workers do is not the reason that no place is given."""
-        tree, is_alone = workers.tree, self._config.mongodb_uri is None
-        if is_due(seen, now_ms, holder) and not around.is_redis_away:
+        tree, is_alone = workers.tree, workers.owns_store
+        due = is_due(seen.waiting, seen.waiting_until, now_ms, lease_until=seen.lease_until, holder=holder)
+        if due and not around.is_redis_away:
             return hindrance(
                 seen, tree, lambda: offered_versions(self._store, self._config, tree), given, is_alone=is_alone
             )

@@ -131,13 +131,12 @@ def _at_permit(snapshot: Snapshot, is_over: bool, beside: Beside) -> _Case:
     return _Case("permit", told, since, until, _help("permit", snapshot, beside.given), now)
 
 
-def is_due(snapshot: Snapshot, now_ms: int, holder: Holder) -> bool:
+def is_due(waiting: Waiting | None, until: int | None, now_ms: int, *, lease_until: int | None, holder: Holder) -> bool:
     """Whether a worker could take it at `now_ms`, or could ask for its permit."""
-    until = snapshot.waiting_until
-    if snapshot.waiting == "worker":
-        return until is None or until <= now_ms
-    is_over = snapshot.waiting is not None and until is not None and until <= now_ms
-    return is_over or is_left(snapshot.waiting, snapshot.lease_until, holder, now_ms)
+    if waiting == "worker" and until is None:
+        return True
+    is_over = waiting is not None and until is not None and until <= now_ms
+    return is_over or is_left(waiting, lease_until, holder, now_ms)
 
 
 def brief(

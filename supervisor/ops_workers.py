@@ -35,6 +35,11 @@ class Workers:
         self._tree: Tree | None = None
 
     @property
+    def owns_store(self) -> bool:
+        """Whether nobody else works in the durable store of this tree."""
+        return self._config.mongodb_uri is None
+
+    @property
     def tree(self) -> Tree:
         """The tree as it is found at the first question; one that answers strangely counts as silent."""
         if self._tree is None:

@@ -189,6 +189,10 @@ def test_due_work_of_a_folder_without_a_supervisor_says_so(
     assert first.startswith("due: no worker has taken it yet for pack, since ")
     assert first.endswith(f"; no supervisor runs in {data_dir}")
     assert second == f"  try: kernel-supervisor start --data-dir {data_dir}", "its application is in the environment"
+    listed = operate("workflow", "list").stderr
+    assert listed.startswith(f"what is due is not taken: no supervisor runs in {data_dir}; try: ")
+    keep(observed, snapshot("k", created_time=now_ms(), waiting="timer", waiting_until=now_ms() + 60_000, revision=2))
+    assert operate("workflow", "list").stderr == "", "nothing is due"
 
 
 @pytest.mark.req("ops-where-stuck")

@@ -158,13 +158,12 @@ def test_where_nothing_is_seen_that_hinders_two_views_may_know() -> None:
 
 
 def test_what_was_interrupted_is_no_timer_and_tells_when_another_may_take_it() -> None:
-    given_up = waits("worker")
-
-    found = reading(given_up, NOW_MS)
+    found = reading(waits("worker"), NOW_MS)
 
     assert found.sentence == (f"pack was interrupted, and another worker goes on with it, {SINCE}, not before {UNTIL}")
     assert brief("worker", None, UNTIL_MS, NOW_MS) == f"worker, not before {clock_text(UNTIL_MS)}"
-    assert (is_due(given_up, NOW_MS, "unknown"), is_due(given_up, UNTIL_MS, "unknown")) == (False, True)
+    due = [is_due("worker", UNTIL_MS, at, lease_until=None, holder="unknown") for at in (NOW_MS, UNTIL_MS)]
+    assert due == [False, True]
 
 
 def test_commands_that_are_named_carry_the_options_of_the_one_that_names_them() -> None:
