@@ -32,9 +32,9 @@ Find = Callable[[str], Snapshot | None]
 """The snapshot of a workflow_id."""
 
 
-def explained(seen: Snapshot, limit_of: Callable[[str], Limit], ask: Ask, find: Find) -> dict[str, Any]:
-    """The answer as JSON has it. Raises StoreUnavailable."""
-    answer: dict[str, Any] = {"workflow_id": seen.workflow_id, "status": seen.status, "waits": False}
+def explained(seen: Snapshot, now_ms: int, limit_of: Callable[[str], Limit], ask: Ask, find: Find) -> dict[str, Any]:
+    """The answer at `now_ms` (ms since the epoch) as JSON has it. Raises StoreUnavailable."""
+    answer: dict[str, Any] = {"workflow_id": seen.workflow_id, "status": seen.status, "waits": False, "now_ms": now_ms}
     resource = seen.waiting_on
     if seen.waiting != "permit" or resource is None:
         return answer
@@ -127,14 +127,19 @@ def lines_of(seen: Snapshot, answer: dict[str, Any]) -> Iterator[str]:
     since = "an unknown time" if answer["since_ms"] is None else clock_text(answer["since_ms"])
     yield f"{seen.workflow_id}  {answer['step']} waits for {answer['resource']} since {since}"
     yield f"limit     {limit_text(limit)}"
-    if answer["reason"] is not None:
+    if answer["reason"] is None:
+        yield "reason    Redis is out of reach, and places are given out there: none can be given"
+    else:
         place = "not in line: it asks again by itself" if answer["place"] is None else f"place {answer['place']}"
         yield f"reason    {_REASONS[answer['reason']]}"
         yield f"line      {place} in lane P{answer['lane']}, {answer['waiting']} wait in all lanes"
         if answer["reserved"] and answer["reason"] != "handed":
             yield f"in use    {answer['in_flight']} run, {answer['reserved']} are handed to others who are called now"
-    if answer["asks_again_ms"] is not None:
-        yield f"latest    asks again at {clock_text(answer['asks_again_ms'])}"
+    again_ms = answer["asks_again_ms"]
+    if again_ms is not None and again_ms > answer["now_ms"]:
+        yield f"latest    asks again at {clock_text(again_ms)}"
+    elif again_ms is not None:
+        yield f"latest    asks again now: its time came at {clock_text(again_ms)}, and a worker asks for it"
     for holder in answer["holders"] or ():
         began = "unknown" if holder["since_ms"] is None else clock_text(holder["since_ms"])
         yield f"held by   {holder['workflow_id']} {holder['step']} since {began}"

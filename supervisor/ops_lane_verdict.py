@@ -1,7 +1,7 @@
 """Does a lane move, and if not, why: the verdict on each lane from two looks at it and at the workers (lane-stats-use).
 
 empty            nothing waits
-not queued       all lanes are empty, and work of this one is due: Redis was emptied, and not yet filled by a scan
+not queued       all lanes are empty, and work of this one is due by its snapshots
 later            what waits is not due yet
 draining         it is being taken from; how long that takes is another question
 no worker free   something is due, nobody took any of it, and no worker could: all slots are busy, or there is none
@@ -94,7 +94,7 @@ def _unable(child: Mapping[str, Any]) -> str | None:
     if child.get("silent"):
         return f"{name} is silent: stopped, or it hangs"
     if child.get("x_store") == "down":
-        return f"{name} does not reach the durable store"
+        return f"{name} does not reach the durable store, or can not write to it"
     if child.get("x_redis") == "down":
         return f"{name} does not reach Redis and takes work from the store alone"
     return None
@@ -132,10 +132,13 @@ def verdict(stats: LaneStats, taken: Taken | None, crew: Crew | None, unqueued: 
 
 
 def _unqueued(unqueued: Unqueued, crew: Crew | None) -> str:
-    due = f"{unqueued.count} or more are due in the durable store, the oldest for {span_text(unqueued.oldest_ms)}"
-    if crew is not None and crew.workers > 0:
-        return f"{due}: Redis was emptied, the next scan fills the lane"
-    return f"{due}: Redis was emptied, and the scan of a worker fills the lane: none is known here"
+    """What is seen, and what may be the cause: the lanes do not tell who emptied them."""
+    due = f"{unqueued.count} or more are due by their snapshots, the oldest for {span_text(unqueued.oldest_ms)}"
+    if crew is None or crew.workers == 0:
+        return f"{due}, and the scan of a worker brings them into the lane: none is known here"
+    if crew.able == 0:
+        return f"{due}: {'; '.join(crew.unable)}"
+    return f"{due}: nobody runs their version, or Redis lost them and the next scan fills the lane"
 
 
 def _passed(lane: int, taken: Taken | None) -> str:

@@ -6,7 +6,6 @@ weight, needs two looks; what the workers do is asked of the supervisor of this 
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +25,17 @@ from kernel.states import PRIORITIES
 from supervisor.control_client import ControlClient, NoSupervisor
 from supervisor.ops_lane_due import unqueued
 from supervisor.ops_lane_verdict import Crew, Taken, Unqueued, Verdict, crew_of, loudest, verdict
-from supervisor.ops_shell import aligned, begin_again, pause, say_json, span_text, store_command, visible
+from supervisor.ops_shell import (
+    Given,
+    aligned,
+    begin_again,
+    patient,
+    pause,
+    say_json,
+    span_text,
+    store_command,
+    visible,
+)
 
 REPORTED_MS = 2_000
 _NAMES = {lane: name for name, lane in PRIORITIES.items()}
@@ -58,6 +67,7 @@ def lanes(seconds: float, watch: bool, data_dir: str | None, config_file: str | 
     config = load({"data_dir": data_dir}, file=config_file).config
     if watch and not seconds:
         raise click.UsageError("--watch needs time between two looks: --seconds above 0")
+    given = Given(data_dir, config_file)
     with _desk(config, config_file) as desk:
         before = desk.look()
         while True:
@@ -67,7 +77,7 @@ def lanes(seconds: float, watch: bool, data_dir: str | None, config_file: str | 
                 taken, before = desk.since(before)
             if watch and not as_json:
                 begin_again()
-            _say(before, taken, config, as_json=as_json)
+            _say(before, taken, config, given, as_json=as_json)
             sys.stdout.flush()
             if not watch:
                 return
@@ -120,7 +130,7 @@ def _claimed(before: Crew | None, now: Crew | None, window_ms: int) -> int | Non
 @contextmanager
 def _desk(config: Config, config_file: str | None) -> Iterator[_Desk]:
     clock = SystemClock()
-    opened = open_lanes(config, config.redis_url or embedded_redis_url(config.data_dir), clock)
+    opened = open_lanes(patient(config), config.redis_url or embedded_redis_url(config.data_dir), clock)
     if opened is None:
         raise CoordinationUnavailable(
             f"no Redis is known here: no tree runs in {config.data_dir}, and REDIS_URL is not set"
@@ -135,12 +145,12 @@ def _desk(config: Config, config_file: str | None) -> Iterator[_Desk]:
 # --- saying it ---------------------------------------------------------------------------------------------
 
 
-def _say(look: Look, taken: Taken | None, config: Config, *, as_json: bool) -> None:
+def _say(look: Look, taken: Taken | None, config: Config, given: Given, *, as_json: bool) -> None:
     verdicts = look.verdicts(taken)
     if as_json:
         say_json(as_builtins(look, taken, verdicts, config.lane_weights))
         return
-    for line in as_lines(look, taken, verdicts, config.lane_weights):
+    for line in as_lines(look, taken, verdicts, config.lane_weights, given):
         click.echo(visible(line))
 
 
@@ -175,30 +185,37 @@ def as_builtins(look: Look, taken: Taken | None, verdicts: list[Verdict], weight
     }
 
 
-def as_lines(look: Look, taken: Taken | None, verdicts: list[Verdict], weights: tuple[int, ...]) -> list[str]:
+def as_lines(
+    look: Look, taken: Taken | None, verdicts: list[Verdict], weights: tuple[int, ...], given: Given
+) -> list[str]:
     """For people: the sentence first, then the table, the oldest of each lane, the workers."""
     stats = look.report.lanes
     heads = ("LANE", "OLDEST WAIT", "READY", "DELAYED", "TAKEN", "SHARE", "WEIGHT", "VERDICT")
     table = aligned(heads, (_row(stats[lane], taken, verdicts[lane], weights) for lane in range(LANES)))
     oldest = [
-        f"oldest in P{lane}  kernel-supervisor workflow show {shlex.quote(workflow_id)}"
+        f"oldest in P{lane}  {given.line('workflow show', workflow_id)}"
         for lane in range(LANES)
         if (workflow_id := look.heads.oldest(lane)) is not None
     ]
-    return [_headline(stats, verdicts), "", *table, "", *oldest, _crew_text(look)]
+    return [*_headline(stats, verdicts, look.crew, given), "", *table, "", *oldest, _crew_text(look)]
 
 
-def _headline(stats: list[LaneStats], verdicts: list[Verdict]) -> str:
+def _headline(stats: list[LaneStats], verdicts: list[Verdict], crew: Crew | None, given: Given) -> list[str]:
+    """The sentence, and where to look on when the lanes do not know the cause."""
     lane = loudest(verdicts)
     word, reason = verdicts[lane].word, verdicts[lane].reason
+    doctor = f"  try: {given.line('doctor')}"
     if word in ("empty", "later"):
-        return "nothing is due in any lane"
+        unable = "" if crew is None else "; ".join(crew.unable)
+        # Work that was taken and could not be claimed is in no lane for a moment, or comes back later.
+        return [f"nothing is due in any lane, but {unable}", doctor] if unable else ["nothing is due in any lane"]
     if word == "not queued":
-        return f"all lanes are empty; of P{lane} ({_NAMES[lane]}) {reason}"
+        return [f"all lanes are empty; of P{lane} ({_NAMES[lane]}) {reason}", doctor]
     waited = (
         f"P{lane} ({_NAMES[lane]}) has waited {span_text(stats[lane].oldest_wait_ms)}: " if stats[lane].ready else ""
     )
-    return f"{waited or f'P{lane} ({_NAMES[lane]}): '}{word}{f', {reason}' if reason else ''}"
+    told = f"{waited or f'P{lane} ({_NAMES[lane]}): '}{word}{f', {reason}' if reason else ''}"
+    return [told, doctor] if word == "not moving" else [told]
 
 
 def _row(stats: LaneStats, taken: Taken | None, found: Verdict, weights: tuple[int, ...]) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ from kernel.transitions.limits import LimitRecord
 from supervisor.ops_client import open_stored
 from supervisor.ops_explain import explained, holders_of, lines_of
 from supervisor.ops_limit_text import limit_text
-from supervisor.ops_shell import clock_text, data_folder, say_json, shell_command, visible
+from supervisor.ops_shell import Given, clock_text, data_folder, say_json, shell_command, visible
 from supervisor.ops_show import found
 from supervisor.ops_snapshots import snapshots
 
@@ -98,8 +98,10 @@ def explain(name: str, **common: Any) -> None:
     """Why one waits for a permit, as last seen: which limit, who holds it and since when, its place in line."""
     looking = (common["data_dir"], common["config_file"], common["app"])
     with _Desk(prepare=False, **common) as desk, snapshots(*looking) as observed:
-        seen = found(observed, name)
-        answer = explained(seen, lambda resource: desk.limit(resource)[0], desk.stats, observed.read.of_workflow)
+        seen = found(observed, name, Given(*looking))
+        answer = explained(
+            seen, observed.now_ms(), lambda resource: desk.limit(resource)[0], desk.stats, observed.read.of_workflow
+        )
         desk.print_explanation(seen, answer)
 
 

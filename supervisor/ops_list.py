@@ -14,8 +14,9 @@ from kernel.ids import check_name, check_resource
 from kernel.observe.reading import BY, Column, Count, Line, Page, Wanted
 from kernel.observe.views import Waiting
 from kernel.states import INSTANCE_STATUSES, InstanceStatus, lane_of
-from supervisor.ops_now import Holder, brief
-from supervisor.ops_shell import aligned, clock_text, say_json, span_text, store_command, visible
+from supervisor.ops_hindrance import Hindrance, standstill
+from supervisor.ops_now import Holder, brief, is_due
+from supervisor.ops_shell import APP_UNKNOWN, Given, aligned, clock_text, say_json, span_text, store_command, visible
 from supervisor.ops_snapshots import Snapshots, snapshots
 from supervisor.ops_workers import Workers
 
@@ -117,7 +118,11 @@ def list_(
             empty = not counts
         else:
             page = desk.read.page(wanted, after=token, limit=limit)
-            _say_page(page, now_ms, {} if as_json else _claims(desk, page.rows), as_json=as_json)
+            workers = Workers(desk.config)
+            claims = {} if as_json else _claims(desk, page.rows, workers)
+            given = Given(data_dir, config_file, APP_UNKNOWN if desk.config.app is None else None)
+            still = None if as_json else _standstill(page.rows, claims, now_ms, workers, given)
+            _say_page(page, now_ms, claims, still, as_json=as_json)
             empty = not page.rows
         if empty and not as_json:
             click.echo(f"no workflow is known that fits{desk.why_nothing()}", err=True)
@@ -144,9 +149,9 @@ class Claim(NamedTuple):
     holder: Holder = "unknown"
 
 
-def _claims(desk: Snapshots, rows: Sequence[Line]) -> dict[str, Claim]:
+def _claims(desk: Snapshots, rows: Sequence[Line], workers: Workers) -> dict[str, Claim]:
     """By biz_key, of those that are being executed: a list reads columns, and the worker is in the whole snapshot."""
-    workers, found = Workers(desk.config), dict[str, Claim]()
+    found = dict[str, Claim]()
     for row in rows:
         seen = desk.read.get(row.biz_key) if row.waiting == "step" else None
         if seen is not None and seen.revision == row.revision:
@@ -154,15 +159,33 @@ def _claims(desk: Snapshots, rows: Sequence[Line]) -> dict[str, Claim]:
     return found
 
 
-def _say_page(page: Page[Line], now_ms: int, claims: Mapping[str, Claim], *, as_json: bool) -> None:
+def _say_page(
+    page: Page[Line], now_ms: int, claims: Mapping[str, Claim], still: Hindrance | None, *, as_json: bool
+) -> None:
     token = None if page.next is None else f"{now_ms}.{page.next}"
     if as_json:
         say_json({"v": 1, "workflows": [msgspec.to_builtins(row) for row in page.rows], "next": token})
         return
     for line in table_of(page.rows, now_ms, claims):
         click.echo(visible(line))
-    if token is not None:
-        click.echo(f"more: --after {token}", err=True)
+    beside = [] if token is None else [f"more: --after {token}"]
+    if still is not None:
+        beside.append(f"what is due is not taken: {still.text}; try: {still.help}")
+    if beside:
+        click.echo(visible("; ".join(beside)), err=True)
+
+
+def _standstill(
+    rows: Sequence[Line], claims: Mapping[str, Claim], now_ms: int, workers: Workers, given: Given
+) -> Hindrance | None:
+    """Why nobody takes anything of what is due in the table, where that is seen."""
+    if not any(_is_due(row, claims.get(row.biz_key, Claim()), now_ms) for row in rows):
+        return None
+    return standstill(workers.tree, given, is_alone=workers.owns_store)
+
+
+def _is_due(row: Line, claim: Claim, now_ms: int) -> bool:
+    return is_due(row.waiting, row.waiting_until, now_ms, lease_until=claim.lease_until, holder=claim.holder)
 
 
 def table_of(rows: Sequence[Line], now_ms: int, claims: Mapping[str, Claim]) -> list[str]:

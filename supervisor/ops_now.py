@@ -6,26 +6,40 @@ time has come: whatever was to go on by itself, and has not, is due and waits fo
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from kernel.observe.views import Snapshot, StepView, Waiting
 from kernel.records import ErrorRecord
-from supervisor.ops_shell import clock_text, many, span_text
+from supervisor.ops_hindrance import Hindrance
+from supervisor.ops_shell import Given, clock_text, many, span_text
 
 _ERROR_SHOWN = 300
-_NAME = "kernel-supervisor"
 
-Holder = Literal["runs", "gone", "unknown"]
-"""Whether the worker runs that holds the claim in a snapshot: a dead one makes no event (`supervisor.ops_workers`)."""
+Holder = Literal["runs", "silent", "gone", "unknown"]
+"""Whether the worker runs that holds the claim in a snapshot: one that is dead or stopped makes no event
+(`supervisor.ops_workers`)."""
+
+
+class Beside(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known beside a snapshot at the moment at which it is read."""
+
+    holder: Holder = "unknown"
+    hindrance: Hindrance | None = None
+    """Why nobody takes it, of one that is due."""
+    is_redis_away: bool = False
+    """Of one that waits for a permit."""
+    names: Mapping[str, str] = {}
+    """Of workers that are known as more than an id."""
+    given: Given = Given()
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """`waiting` is None for a workflow that has ended. Times are ms by the store's clock; `until` is when it goes on by
-    itself at the latest, None when nobody knows or it never does. `help` is a command line, or None."""
+    itself at the latest, None when nobody knows or it never does. `help` is a command line, or None; `more_help` is
+    another, for what the first may not find."""
 
     waiting: Waiting | None
     sentence: str
@@ -33,36 +47,96 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     since: int | None = None
     until: int | None = None
     help: str | None = None
+    more_help: str | None = None
 
 
-def reading(snapshot: Snapshot, now_ms: int, holder: Holder = "unknown") -> Reading:
-    """What it waits for at `now_ms`: exactly one thing. `holder`: whether the worker that executes it still runs."""
+class _Case(NamedTuple):
+    """A reading before it is a sentence: what is told, and what is to be said against it."""
+
+    waiting: Waiting
+    told: str
+    since: int | None
+    until: int | None
+    help: str | None
+    doubt: str = ""
+    more_help: str | None = None
+
+
+_ALONE = Beside()
+
+
+def reading(snapshot: Snapshot, now_ms: int, beside: Beside = _ALONE) -> Reading:
+    """What it waits for at `now_ms`: exactly one thing."""
     if snapshot.waiting is None:
-        return _ended(snapshot)
-    waiting, since, until = snapshot.waiting, snapshot.waiting_since, snapshot.waiting_until
-    doubt, remedy = "", None
-    if until is not None and until <= now_ms:
-        waiting, since, until = "worker", until, None
-    elif is_left(snapshot.waiting, snapshot.lease_until, holder, now_ms):
-        waiting, since = "worker", snapshot.lease_until
-        doubt = f", when the lease of {_who(snapshot)}, which does not run any more, ran out as last seen"
-    elif waiting == "step":
-        doubt, remedy = _doubt(snapshot, now_ms, holder)
-    told = _SENTENCES[waiting](snapshot)
-    parts = [told]
-    if since is not None:
-        parts.append(f"since {clock_text(since)} ({span_text(now_ms - since)})")
-    if until is not None:
-        parts.append(_until(waiting, until, now_ms))
-    sentence = ", ".join(parts) + doubt
+        return _ended(snapshot, beside.given)
+    case = _case(snapshot, snapshot.waiting, now_ms, beside)
+    parts = [case.told]
+    if case.since is not None:
+        parts.append(f"since {clock_text(case.since)} ({span_text(now_ms - case.since)})")
+    if case.until is not None:
+        parts.append(_until(case.waiting, case.until, now_ms))
+    sentence = ", ".join(parts) + case.doubt
     return Reading(
-        waiting=waiting,
+        waiting=case.waiting,
         sentence=sentence if snapshot.error is None else f"{sentence}; it is failing: {error_text(snapshot.error)}",
         on=snapshot.waiting_on,
-        since=since,
-        until=until,
-        help=remedy or _help(waiting, snapshot),
+        since=case.since,
+        until=case.until,
+        help=case.help,
+        more_help=case.more_help,
     )
+
+
+def _case(snapshot: Snapshot, waiting: Waiting, now_ms: int, beside: Beside) -> _Case:
+    since, until = snapshot.waiting_since, snapshot.waiting_until
+    is_over = until is not None and until <= now_ms
+    if waiting == "permit":
+        return _at_permit(snapshot, is_over, beside)
+    if is_left(waiting, snapshot.lease_until, beside.holder, now_ms):
+        left = f", when the lease of {_who(snapshot)}, which does not run any more, ran out as last seen"
+        return _due(snapshot, snapshot.lease_until, beside, left)
+    if is_over or (waiting == "worker" and until is None):
+        return _due(snapshot, until if is_over else since, beside)
+    remedy = _help(waiting, snapshot, beside.given)
+    doubt = ""
+    if waiting == "step":
+        doubt, against = _doubt(snapshot, now_ms, beside)
+        remedy = against or remedy
+    return _Case(waiting, _SENTENCES[waiting](snapshot), since, until, remedy, doubt)
+
+
+def _due(snapshot: Snapshot, since: int | None, beside: Beside, left: str = "") -> _Case:
+    """Anybody may take it; where nothing is seen that hinders, two views may know why nobody does."""
+    told = "due: no worker has taken it yet"
+    if snapshot.current_step is not None:
+        told += f" for {snapshot.current_step}"
+    why = beside.hindrance
+    if why is not None:
+        return _Case("worker", told, since, None, why.help, f"{left}; {why.text}")
+    given = beside.given
+    return _Case("worker", told, since, None, given.line("lanes"), left, given.line("doctor"))
+
+
+def _at_permit(snapshot: Snapshot, is_over: bool, beside: Beside) -> _Case:
+    """A step whose time to ask again has come waits for its place still: whoever takes it asks, and may be refused."""
+    told = f"{_step_name(snapshot)} waits for a place of {snapshot.waiting_on}"
+    since, until = snapshot.waiting_since, None if is_over else snapshot.waiting_until
+    now = ", asks again now" if is_over else ""
+    why = beside.hindrance
+    if why is not None:
+        return _Case("permit", told, since, until, why.help, f"{now}; {why.text}")
+    if beside.is_redis_away:
+        away = f"{now}; none can be given: Redis is out of reach"
+        return _Case("permit", told, since, until, beside.given.line("doctor"), away)
+    return _Case("permit", told, since, until, _help("permit", snapshot, beside.given), now)
+
+
+def is_due(waiting: Waiting | None, until: int | None, now_ms: int, *, lease_until: int | None, holder: Holder) -> bool:
+    """Whether a worker could take it at `now_ms`, or could ask for its permit."""
+    if waiting == "worker" and until is None:
+        return True
+    is_over = waiting is not None and until is not None and until <= now_ms
+    return is_over or is_left(waiting, lease_until, holder, now_ms)
 
 
 def brief(
@@ -77,14 +151,21 @@ def brief(
     """The same in a few words, for a row of a list; empty for a workflow that has ended."""
     if waiting is None:
         return ""
+    what = waiting if on is None or waiting in ("worker", "parked") else f"{waiting} {_shown(waiting, on)}"
     if (until is not None and until <= now_ms) or is_left(waiting, lease_until, holder, now_ms):
-        return "worker (due)"
-    what = waiting if on is None or waiting in ("worker", "parked") else f"{waiting} {on}"
-    if waiting == "step" and holder == "gone":
-        return f"{what}, its worker is gone"
+        return f"{what}, asks again now" if waiting == "permit" else "worker (due)"
+    if waiting == "step" and holder in ("gone", "silent"):
+        return f"{what}, its worker is {holder}"
     if waiting == "step" and holder == "unknown" and lease_until is not None and lease_until <= now_ms:
         return f"{what}, or its worker is gone"
-    return what if until is None else f"{what}, until {clock_text(until)}"
+    if until is None:
+        return what
+    return f"{what}, until {clock_text(until)}" if waiting != "worker" else f"worker, not before {clock_text(until)}"
+
+
+def _shown(waiting: Waiting, on: str) -> str:
+    """A fingerprint is shown by its beginning, here as everywhere."""
+    return on[:12] if waiting == "version" else on
 
 
 def is_left(waiting: Waiting | None, lease_until: int | None, holder: Holder, now_ms: int) -> bool:
@@ -93,21 +174,26 @@ def is_left(waiting: Waiting | None, lease_until: int | None, holder: Holder, no
     return waiting == "step" and holder == "gone" and lease_until is not None and lease_until <= now_ms
 
 
-def _doubt(snapshot: Snapshot, now_ms: int, holder: Holder) -> tuple[str, str | None]:
+def _doubt(snapshot: Snapshot, now_ms: int, beside: Beside) -> tuple[str, str | None]:
     """What is to be said against "is executed by", and the command that finds out; nothing while its worker runs, or
     its lease does."""
-    lease = snapshot.lease_until
+    lease, holder, given = snapshot.lease_until, beside.holder, beside.given
+    if holder == "silent":
+        told = f"; {_who(snapshot)} is silent: it was stopped, or it hangs"
+        return f"{told}. Another worker takes it when its lease ends", given.line("status")
     if holder == "gone":
         told = f"; {_who(snapshot)} does not run any more"
+        if beside.hindrance is not None:
+            return f"{told}; {beside.hindrance.text}", beside.hindrance.help
         if lease is not None:
             when = f"{clock_text(lease)} (in {span_text(lease - now_ms)})"
             told += f": another worker takes it when the lease ends, not before {when}"
-        return told, None if lease is not None else command("workflow repair", snapshot.workflow_id)
+        return told, None if lease is not None else given.line("workflow repair", snapshot.workflow_id)
     if holder == "runs" or lease is None or lease > now_ms:
         return "", None
     ended = f"{clock_text(lease)} ({span_text(now_ms - lease)} ago)"
     told = f"; its lease as last seen ended at {ended}: it is renewed unseen, or {_who(snapshot)} is dead"
-    return told, command("workflow repair", snapshot.workflow_id)
+    return told, given.line("workflow repair", snapshot.workflow_id)
 
 
 def error_text(error: ErrorRecord) -> str:
@@ -119,11 +205,11 @@ def error_text(error: ErrorRecord) -> str:
     return f"{error.code}{name}: {message}" + (f" ({', '.join(where)})" if where else "")
 
 
-def _ended(snapshot: Snapshot) -> Reading:
+def _ended(snapshot: Snapshot, given: Given) -> Reading:
     when = "" if snapshot.finish_time is None else f" at {clock_text(snapshot.finish_time)}"
     took = f" after {span_text(snapshot.split.total_ms)}"
     why = "" if snapshot.error is None else f": {error_text(snapshot.error)}"
-    again = command("workflow replay", snapshot.workflow_id) if snapshot.status == "failed" else None
+    again = given.line("workflow replay", snapshot.workflow_id, app=True) if snapshot.status == "failed" else None
     return Reading(waiting=None, sentence=f"{snapshot.status}{when}{took}{why}", help=again)
 
 
@@ -139,9 +225,8 @@ def _step_name(snapshot: Snapshot) -> str:
 
 
 def _worker(snapshot: Snapshot) -> str:
-    if snapshot.current_step is None:
-        return "due: no worker has taken it yet"
-    return f"due: no worker has taken it yet for {snapshot.current_step}"
+    """Not due yet: it rests because a worker gave it up, or died."""
+    return f"{_step_name(snapshot)} was interrupted, and another worker goes on with it"
 
 
 def _who(snapshot: Snapshot) -> str:
@@ -169,10 +254,6 @@ def _signal(snapshot: Snapshot) -> str:
 
 def _timer(snapshot: Snapshot) -> str:
     return f"{_step_name(snapshot)} sleeps"
-
-
-def _permit(snapshot: Snapshot) -> str:
-    return f"{_step_name(snapshot)} waits for a place of {snapshot.waiting_on}"
 
 
 def _retry(snapshot: Snapshot) -> str:
@@ -213,7 +294,6 @@ _SENTENCES: dict[Waiting, Callable[[Snapshot], str]] = {
     "step": _executed,
     "signal": _signal,
     "timer": _timer,
-    "permit": _permit,
     "retry": _retry,
     "finalizer": _finalizer,
     "version": _version,
@@ -226,31 +306,25 @@ def _until(waiting: Waiting, until: int, now_ms: int) -> str:
         "signal": "looks again by itself at",
         "permit": "asks again by itself at",
         "version": "is looked at again at",
+        "worker": "not before",
     }
     return f"{words.get(waiting, 'until')} {clock_text(until)} (in {span_text(until - now_ms)})"
 
 
-def _help(waiting: Waiting, snapshot: Snapshot) -> str | None:
+def _help(waiting: Waiting, snapshot: Snapshot, given: Given) -> str | None:
     workflow_id = snapshot.workflow_id
     step = _step_of(snapshot)
     match waiting:
-        case "worker":
-            return f"{_NAME} lanes"
         case "step" | "retry":
-            return command("workflow attempts", workflow_id, *(() if step is None else (step.name,)))
+            return given.line("workflow attempts", workflow_id, *(() if step is None else (step.name,)))
         case "permit":
-            return command("limits explain", workflow_id)
+            return given.line("limits explain", workflow_id)
         case "parked":
-            return command("workflow unpark", workflow_id)
+            return given.line("workflow unpark", workflow_id)
         case "version":
-            return f"{_NAME} start --app MODULE:ATTRIBUTE, of the release that has this version"
+            return f"{given.line('start', app=True)}, of the release that has this version"
         case "signal" if step is not None and step.wait is not None and step.wait.signal_type is not None:
             wait = step.wait
             options = ["--key", str(wait.wait_key), "--generation", str(wait.generation or 0)]
-            return f"{command('workflow signal', workflow_id, str(wait.signal_type), *options)} --id SIGNAL_ID"
+            return given.line("workflow signal", workflow_id, str(wait.signal_type), *options, "--id", "SIGNAL_ID")
     return None
-
-
-def command(verb: str, *words: str) -> str:
-    """A command line to paste: words of others are quoted."""
-    return " ".join([_NAME, verb, *(shlex.quote(word) for word in words)])

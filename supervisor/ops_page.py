@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from kernel.observe.views import Attempt, Snapshot, StepView
 from kernel.records import RunRecord
-from supervisor.ops_now import Holder, command, error_text, finalizing, reading
-from supervisor.ops_shell import clock_text, many, span_text, visible
+from supervisor.ops_now import Beside, Holder, error_text, finalizing, reading
+from supervisor.ops_shell import Given, clock_text, many, span_text, visible
 from supervisor.ops_surroundings import Surroundings
 from supervisor.ops_timeline import as_of, bar_lines, table
 
+NOBODY: Mapping[str, str] = {}
+_ALONE = Beside()
+
 
 def page(
-    snapshot: Snapshot, around: Surroundings, now_ms: int, *, plain: bool, holder: Holder = "unknown"
+    snapshot: Snapshot, around: Surroundings, now_ms: int, *, plain: bool, beside: Beside = _ALONE
 ) -> Iterator[str]:
     """Lines that are safe to show: text of others with its control characters written out, and our colours."""
-    now = reading(snapshot, now_ms, holder)
+    now = reading(snapshot, now_ms, beside)
     yield visible(now.sentence)
-    if now.help is not None:
-        yield visible(f"  try: {now.help}")
+    for word, line in (("try", now.help), ("or", now.more_help)):
+        if line is not None:
+            yield visible(f"  {word}: {line}")
     yield from map(visible, _holders(around))
     yield ""
-    yield from map(visible, _head(snapshot, now_ms))
+    yield from map(visible, _head(snapshot, now_ms, beside.names))
     shown = as_of(snapshot, now_ms)
     yield ""
     yield "timeline"
@@ -31,9 +35,9 @@ def page(
     yield "where time went, in seconds"
     yield from table(shown)
     for title, lines in (
-        ("errors", _errors(snapshot)),
+        ("errors", _errors(snapshot, beside.given)),
         ("signals", _signals(around)),
-        ("chain", _chain(snapshot, around)),
+        ("chain", _chain(snapshot, around, beside.names)),
         ("earlier runs", map(_run, snapshot.runs)),
     ):
         told = [visible(f"  {line}") for line in lines]
@@ -41,7 +45,7 @@ def page(
             yield from ("", title, *told)
 
 
-def _head(snapshot: Snapshot, now_ms: int) -> Iterator[str]:
+def _head(snapshot: Snapshot, now_ms: int, names: Mapping[str, str]) -> Iterator[str]:
     yield (
         f"{snapshot.workflow_id}  {snapshot.type}  {snapshot.status}  run {snapshot.workflow_run}  "
         f"lane P{snapshot.business_priority}"
@@ -53,7 +57,7 @@ def _head(snapshot: Snapshot, now_ms: int) -> Iterator[str]:
     yield f"seen      {clock_text(snapshot.updated_time)} ({seen} ago), revision {snapshot.revision}"
     workers = list(dict.fromkeys(step.worker_id for step in snapshot.steps if step.worker_id is not None))
     if workers:
-        yield f"workers   {', '.join(workers)}"
+        yield f"workers   {', '.join(worker_text(worker, names) for worker in workers)}"
     if snapshot.deaths:
         yield f"deaths    {many(snapshot.deaths, 'worker')} died of it, or beside it"
 
@@ -70,7 +74,7 @@ def _holders(around: Surroundings) -> Iterator[str]:
         yield f"  held by {holder.owner.workflow_id} {holder.owner.step}, lease until {clock_text(holder.expiry_ms)}"
 
 
-def _errors(snapshot: Snapshot) -> Iterator[str]:
+def _errors(snapshot: Snapshot, given: Given) -> Iterator[str]:
     """The last error of each step, and where all of them are: a snapshot keeps no others."""
     for step in snapshot.steps:
         if step.error is not None:
@@ -82,7 +86,7 @@ def _errors(snapshot: Snapshot) -> Iterator[str]:
     if snapshot.error is not None:
         yield f"the workflow: {error_text(snapshot.error)}"
     if any(step.error is not None for step in snapshot.steps):
-        yield f"each attempt with its error: {command('workflow attempts', snapshot.workflow_id)}"
+        yield f"each attempt with its error: {given.line('workflow attempts', snapshot.workflow_id)}"
 
 
 def _signals(around: Surroundings) -> Iterator[str]:
@@ -105,7 +109,7 @@ def _signals(around: Surroundings) -> Iterator[str]:
         yield f"not known: {around.signals_note}"
 
 
-def _chain(snapshot: Snapshot, around: Surroundings) -> Iterator[str]:
+def _chain(snapshot: Snapshot, around: Surroundings, names: Mapping[str, str]) -> Iterator[str]:
     """Business object → intent → instance → step → attempt → worker and trace (ops-chain)."""
     found = around.object
     if found is None:
@@ -129,8 +133,7 @@ def _chain(snapshot: Snapshot, around: Surroundings) -> Iterator[str]:
         if step.attempt:
             yield f"attempt   {snapshot.workflow_id}/{snapshot.workflow_run}/{step.name}/{step.attempt}"
         if step.worker_id is not None:
-            name = f" ({snapshot.worker})" if snapshot.worker_id == step.worker_id and snapshot.worker else ""
-            yield f"worker    {step.worker_id}{name}"
+            yield f"worker    {worker_text(step.worker_id, names)}"
     yield f"trace     {snapshot.trace_id}"
 
 
@@ -150,16 +153,27 @@ def _run(run: RunRecord) -> str:
     return f"run {run.workflow_run}{served}  {run.status}{when}{why}"
 
 
-def attempt_line(attempt: Attempt, now_ms: int) -> str:
-    """One attempt of a step, for a list of them; safe to show."""
+def worker_text(worker_id: str, names: Mapping[str, str]) -> str:
+    """A worker by its id, which errors name as well, and as its machine and its supervisor know it."""
+    name = names.get(worker_id)
+    return worker_id if name is None else f"{worker_id} ({name})"
+
+
+def attempt_line(
+    attempt: Attempt, now_ms: int, *, names: Mapping[str, str] = NOBODY, holder: Holder = "unknown"
+) -> str:
+    """One attempt of a step, for a list of them; safe to show. `holder`: of one that has not returned, whether its
+    worker runs."""
     began = "-" if attempt.started_time is None else clock_text(attempt.started_time)
     parts = [_ran(attempt, now_ms)]
+    if attempt.outcome == "running" and holder in ("gone", "silent"):
+        parts.append(f"its worker is {holder}")
     if attempt.traffic_wait_ms:
         parts.append(f"waited {attempt.traffic_wait_ms / 1000:.3f} s for a permit")
     if attempt.takeovers:
         parts.append(f"taken over {many(attempt.takeovers, 'time')}")
     if attempt.worker_id is not None:
-        parts.append(f"on {attempt.worker_id}")
+        parts.append(f"on {worker_text(attempt.worker_id, names)}")
     error = "" if attempt.error is None else f"  {error_text(attempt.error)}"
     told = f"run {attempt.workflow_run}  {attempt.step}  attempt {attempt.attempt}  {attempt.outcome}  {began}"
     return visible(f"{told}  {', '.join(parts)}{error}")

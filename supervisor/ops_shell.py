@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import json
 import select
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import msgspec
@@ -28,7 +29,9 @@ from kernel.errors import (
 )
 
 EXIT_UNAVAILABLE = 69
-
+NAME = "kernel-supervisor"
+APP_UNKNOWN = "MODULE:ATTRIBUTE"
+LOOKING_BUDGET_S = 5.0
 
 _Command = Callable[..., None]
 
@@ -81,6 +84,21 @@ def one_line_errors() -> Iterator[None]:
         sys.exit(1)
 
 
+class Given(NamedTuple):
+    """What a command was told on its own line, so that the commands that it names run as they are printed."""
+
+    data_dir: str | None = None
+    config_file: str | None = None
+    app: str | None = APP_UNKNOWN
+    """For a command that needs an application; None where it finds that in its settings."""
+
+    def line(self, verb: str, *words: str, app: bool = False) -> str:
+        """A command line to paste: words of others are quoted. `app`: that command needs an application."""
+        options = (("--data-dir", self.data_dir), ("--config", self.config_file), ("--app", self.app if app else None))
+        more = [word for option, value in options if value is not None for word in (option, value)]
+        return " ".join([NAME, verb, *(shlex.quote(word) for word in (*words, *more))])
+
+
 def data_folder(config: Config) -> Path:
     """The tree's folder, absolute. Raises StoreUnavailable where the stores lie in it and it does not exist: a command
     that only looks makes none."""
@@ -88,6 +106,12 @@ def data_folder(config: Config) -> Path:
     if config.mongodb_uri is None and not folder.is_dir():
         raise StoreUnavailable(f"there is no data folder {folder}")
     return folder
+
+
+def patient(config: Config) -> Config:
+    """The settings with more time for Redis: nobody's work waits for a command that looks, and on a busy machine an
+    answer that is late is an answer still."""
+    return msgspec.structs.replace(config, redis_budget_s=max(config.redis_budget_s, LOOKING_BUDGET_S))
 
 
 def visible(text: str) -> str:

@@ -6,28 +6,23 @@ Show and watch read the snapshot alone; only the diagnosis of a step reads attem
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import click
 import msgspec
 
-from kernel.clock import SystemClock
-from kernel.config import Config
-from kernel.coordination.permits import Permits
-from kernel.dispatch import DispatchSource
 from kernel.ids import check_name
 from kernel.observe.views import Attempt, Snapshot
-from kernel.runtime import embedded_redis_url, load_app, open_permits, open_store
 from kernel.states import TERMINAL
-from supervisor.ops_dispatch import open_dispatch_sources
-from supervisor.ops_now import Holder, reading
+from supervisor.ops_lookout import Lookout
+from supervisor.ops_now import Beside, reading
 from supervisor.ops_page import attempt_line, page, unknown_line
 from supervisor.ops_shell import (
+    Given,
     begin_again,
     clock_text,
-    data_folder,
     is_ascii_only,
     pause,
     say,
@@ -37,7 +32,7 @@ from supervisor.ops_shell import (
     visible,
 )
 from supervisor.ops_snapshots import Snapshots, snapshots
-from supervisor.ops_surroundings import Surroundings, look_around
+from supervisor.ops_surroundings import Surroundings
 from supervisor.ops_timeline import as_of
 from supervisor.ops_workers import Workers
 
@@ -52,19 +47,21 @@ ATTEMPTS_SHOWN = 100
 @shell_command
 def show(name: str, watch: bool, app: str | None, data_dir: str | None, config_file: str | None, as_json: bool) -> None:
     """What one workflow waits for, and its timeline, errors, signals and chain of identities."""
+    given = Given(data_dir, config_file, app)
     with snapshots(data_dir, config_file, app) as desk, ExitStack() as until:
-        seen = found(desk, name)
-        look = _looker(desk.config, until, watched=watch)
+        seen = found(desk, name, given)
+        lookout = Lookout(desk.config, given, until)
         while True:
             if watch and not as_json:
                 begin_again()
-            holder = Workers(desk.config).holder(seen)
-            _say(seen, look(seen), desk.now_ms(), holder, as_json=as_json)
+            now_ms = desk.now_ms()
+            around, beside = lookout.look(seen, now_ms)
+            _say(seen, around, now_ms, beside, as_json=as_json)
             sys.stdout.flush()
             if not watch or seen.status in TERMINAL:
                 return
             pause(WATCH_S)
-            seen = found(desk, name)
+            seen = found(desk, name, given)
 
 
 @click.command()
@@ -72,13 +69,14 @@ def show(name: str, watch: bool, app: str | None, data_dir: str | None, config_f
 @store_command
 def watch(name: str, data_dir: str | None, config_file: str | None, as_json: bool) -> None:
     """Follow one: a line for each change until it ends; with --json one JSON object a line."""
+    given = Given(data_dir, config_file)
     with snapshots(data_dir, config_file) as desk:
         revision = -1
         while True:
-            seen = found(desk, name)
+            seen = found(desk, name, given)
             if seen.revision != revision:
                 revision = seen.revision
-                _say_change(seen, as_json=as_json)
+                _say_change(seen, Beside(given=given), as_json=as_json)
                 sys.stdout.flush()
             if seen.status in TERMINAL:
                 return
@@ -104,21 +102,23 @@ def attempts(
     if step is not None:
         check_name(step, "STEP")
     with snapshots(data_dir, config_file) as desk:
-        seen = found(desk, name)
+        seen = found(desk, name, Given(data_dir, config_file))
         if step is not None and step not in [one.name for one in seen.steps]:
             known = ", ".join(one.name for one in seen.steps)
             raise click.UsageError(visible(f"{seen.workflow_id} has no step {step}; it has {known}"))
         rows = desk.read.attempts(seen.biz_key, step=step, after=after, limit=limit)
         # With the last page: what is on no page is known only then.
         gaps = [] if rows.next is not None else unknown_attempts(seen, step, _every(desk, seen.biz_key, step))
-        now_ms = desk.now_ms()
+        now_ms, workers = desk.now_ms(), Workers(desk.config)
     if as_json:
         told = [msgspec.to_builtins(row) for row in rows.rows]
         unknown = [{"workflow_run": run, "step": name, "attempt": number} for run, name, number in gaps]
         say_json({"v": 1, "workflow_id": seen.workflow_id, "attempts": told, "unknown": unknown, "next": rows.next})
         return
+    names, holder = workers.names(seen), workers.holder(seen)
     for row in rows.rows:
-        click.echo(attempt_line(row, now_ms))
+        held = row.worker_id == seen.worker_id
+        click.echo(attempt_line(row, now_ms, names=names, holder=holder if held else "unknown"))
     for gap in gaps:
         click.echo(unknown_line(*gap))
     if rows.next is not None:
@@ -155,48 +155,28 @@ def unknown_attempts(seen: Snapshot, step: str | None, known: Iterable[Attempt])
     return gaps
 
 
-def found(desk: Snapshots, name: str) -> Snapshot:
+def found(desk: Snapshots, name: str, given: Given) -> Snapshot:
     """The snapshot of an id or key; else one line that says what may be done."""
     seen = desk.find(name)
     if seen is None:
         raise click.ClickException(
             visible(
                 f"nothing is known of {name}: it does not exist, has been forgotten, or was not observed; "
-                f"`kernel-supervisor workflow repair {name}` looks it up in the durable store{desk.why_nothing()}"
+                f"`{given.line('workflow repair', name)}` looks it up in the durable store{desk.why_nothing()}"
             )
         )
     return seen
 
 
-def _looker(config: Config, until: ExitStack, *, watched: bool) -> Callable[[Snapshot], Surroundings]:
-    """A way to look around, with what it needs opened once and closed when `until` ends."""
-    folder, clock = data_folder(config), SystemClock()
-    store = open_store(config, folder, clock, prepare=False)
-    until.callback(store.close)
-    opened = open_permits(config, config.redis_url or embedded_redis_url(folder), clock)
-    permits: Permits | None = None
-    if opened is not None:
-        permits = opened[0]
-        until.callback(opened[1].close)
-    kept: list[Sequence[DispatchSource]] = []
-
-    def sources() -> Sequence[DispatchSource]:
-        if not kept:
-            kept.append(open_dispatch_sources(config, load_app(config.app), until))
-        return kept[0]
-
-    return lambda seen: look_around(seen, store, None if config.app is None else sources, permits)
-
-
-def _say(seen: Snapshot, around: Surroundings, now_ms: int, holder: Holder, *, as_json: bool) -> None:
+def _say(seen: Snapshot, around: Surroundings, now_ms: int, beside: Beside, *, as_json: bool) -> None:
     if as_json:
-        say_json(as_builtins(seen, around, now_ms, holder))
+        say_json(as_builtins(seen, around, now_ms, beside))
         return
-    for line in page(seen, around, now_ms, plain=is_ascii_only(), holder=holder):
+    for line in page(seen, around, now_ms, plain=is_ascii_only(), beside=beside):
         say(line)
 
 
-def as_builtins(seen: Snapshot, around: Surroundings, now_ms: int, holder: Holder = "unknown") -> dict[str, Any]:
+def as_builtins(seen: Snapshot, around: Surroundings, now_ms: int, beside: Beside) -> dict[str, Any]:
     """The snapshot with what stands on its screen: `now` is the sentence, `as_of` where time went until now."""
     shown = as_of(seen, now_ms)
     split = {"total": msgspec.to_builtins(shown.split)}
@@ -205,15 +185,15 @@ def as_builtins(seen: Snapshot, around: Surroundings, now_ms: int, holder: Holde
         **msgspec.to_builtins(seen),
         "v": 1,
         "now_ms": now_ms,
-        "now": msgspec.to_builtins(reading(seen, now_ms, holder)),
+        "now": msgspec.to_builtins(reading(seen, now_ms, beside)),
         "as_of": split,
         **msgspec.to_builtins(around),
     }
 
 
-def _say_change(seen: Snapshot, *, as_json: bool) -> None:
+def _say_change(seen: Snapshot, beside: Beside, *, as_json: bool) -> None:
     """What is new, as of the moment of the change."""
-    now = reading(seen, seen.updated_time)
+    now = reading(seen, seen.updated_time, beside)
     if as_json:
         steps = {step.name: {"status": step.status, "attempt": step.attempt} for step in seen.steps}
         say_json(

@@ -12,7 +12,7 @@ import msgspec
 from kernel.client import Handle
 from kernel.errors import DefinitionMismatch, ResultTimeout
 from supervisor.ops_client import client_of, named_app, say_answer, settings
-from supervisor.ops_shell import store_command
+from supervisor.ops_shell import Given, store_command
 
 WAIT_DEFAULT_S = 3600.0
 
@@ -57,16 +57,17 @@ def start(
                 f"{handle.workflow_id} failed under another version of {type_}; it is not run again"
             )
         if wait:
-            answer["result"] = _result(handle, timedelta(seconds=timeout))
+            show = Given(data_dir, config_file).line("workflow show", handle.workflow_id)
+            answer["result"] = _result(handle, timedelta(seconds=timeout), show)
             answer["status"] = "completed"
     say_answer(answer, as_json=as_json)
 
 
-def _result(handle: Handle, timeout: timedelta) -> Any:
+def _result(handle: Handle, timeout: timedelta, show: str) -> Any:
     try:
         return msgspec.to_builtins(handle.result(timeout), str_keys=True)
     except ResultTimeout as error:
-        raise click.ClickException(str(error)) from None
+        raise click.ClickException(f"{error}; `{show}` tells what it waits for") from None
 
 
 def _input(text: str, wanted: Any) -> Any:

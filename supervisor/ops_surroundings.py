@@ -13,7 +13,7 @@ import msgspec
 
 from kernel.coordination.permits import Permits
 from kernel.dispatch import DispatchSource, Intent
-from kernel.errors import KernelError
+from kernel.errors import CoordinationUnavailable, KernelError
 from kernel.ids import ID_CHARACTERS_MAX
 from kernel.observe.views import Snapshot
 from kernel.permit_words import WORKFLOW, PermitStats
@@ -64,6 +64,8 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     object_note: str | None = None
     permit: PermitStats | None = None
     permit_note: str | None = None
+    is_redis_away: bool = False
+    """Of one that waits for a place: Redis did not answer."""
 
 
 def look_around(
@@ -71,19 +73,23 @@ def look_around(
     store: Store,
     sources: Callable[[], Sequence[DispatchSource]] | None,
     permits: Permits | None,
+    app_of_tree: str | None = None,
 ) -> Surroundings:
-    """Everything that can be had now. `sources` opens those of the application; None when no application is known."""
+    """Everything that can be had now. `sources` opens those of the application; None when no application is known;
+    `app_of_tree` is then the one of the tree that runs here, whose code is not imported unasked."""
     signals, signals_note = _tried(lambda: _signals(snapshot, store))
     found = object_note = None
     if sources is None:
         object_note = "no application is known here: --app names it"
+        if app_of_tree is not None:
+            object_note = f"it is looked for with --app {app_of_tree}, the application of the tree"
     else:
         opened, object_note = _tried(sources)
         if opened is not None:
             found, object_note = _tried(lambda: _object(snapshot, opened))
         if found is None and object_note is None:
             object_note = f"none of the application's {len(opened or ())} sources has an object of this biz_key"
-    permit, permit_note = _permit(snapshot, permits)
+    permit, permit_note, is_away = _permit(snapshot, permits)
     rows = signals or []
     return Surroundings(
         signals=tuple(rows[:SIGNALS_SHOWN]),
@@ -93,6 +99,7 @@ def look_around(
         object_note=object_note,
         permit=permit,
         permit_note=permit_note,
+        is_redis_away=is_away,
     )
 
 
@@ -184,15 +191,24 @@ def _object_row(source: str, object_id: str, intent: Intent) -> ObjectRow:
     )
 
 
-def _permit(snapshot: Snapshot, permits: Permits | None) -> tuple[PermitStats | None, str | None]:
-    """The line that it stands in, if it waits for a place."""
+def _permit(snapshot: Snapshot, permits: Permits | None) -> tuple[PermitStats | None, str | None, bool]:
+    """The line that it stands in, if it waits for a place; or why that is not known, and whether Redis is away."""
     resource = snapshot.waiting_on
     if snapshot.waiting != "permit" or resource is None:
-        return None, None
+        return None, None, False
     if permits is None:
-        return None, "no Redis is known here"
-    asked = permits
-    return _tried(lambda: _line(snapshot, resource, asked))
+        return None, "no Redis is known here", False
+    asked, away = permits, False
+
+    def line() -> PermitStats:
+        nonlocal away
+        try:
+            return _line(snapshot, resource, asked)
+        except CoordinationUnavailable:
+            away = True
+            raise
+
+    return *_tried(line), away
 
 
 def _line(snapshot: Snapshot, resource: str, permits: Permits) -> PermitStats:

@@ -86,11 +86,11 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
         return crew_of({**self.status, "children": children})
 
 
-def look(config: Config) -> Tree:
+def look(config: Config, *, timeout_s: float = 5.0) -> Tree:
     """Ask the supervisor of the data folder. Raises OSError where the folder can not be looked into."""
     folder = config.data_dir
     try:
-        with ControlClient(folder) as client:
+        with ControlClient(folder, timeout_s=timeout_s) as client:
             return Tree(folder=folder, status=client.request("status"))
     except TimeoutError:
         return Tree(folder=folder, is_silent=True)

@@ -7,16 +7,17 @@ the worker of another machine, or of another tree beside the same MongoDB, nothi
 from __future__ import annotations
 
 import socket
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import psutil
 
 from kernel.config import Config
 from kernel.errors import KernelError
 from kernel.observe.views import Snapshot
-from supervisor.control_client import ControlClient, NoSupervisor
 from supervisor.ops_now import Holder
 from supervisor.ops_shell import data_folder
+from supervisor.ops_tree import Tree, look
 
 _ANSWER_S = 1.0
 _CLOCKS_APART_MS = 2_000
@@ -24,45 +25,58 @@ _CLOCKS_APART_MS = 2_000
 
 
 class Workers:
-    """The workers of one data folder at one moment: the tree is asked at most once, and only when a claim is held."""
+    """The workers of one data folder at one moment: the tree is asked at most once, and only when that is needed."""
 
     def __init__(self, config: Config) -> None:
-        self._folder = data_folder(config)
+        self._config = config
+        data_folder(config)
         # Beside a shared store other trees have workers, too; a file in the folder belongs to this tree alone.
         self._alone = config.mongodb_uri is None and config.observe_mongodb_uri is None
-        self._asked = False
-        self._running: frozenset[str] | None = None
-        self._no_tree = False
+        self._tree: Tree | None = None
+
+    @property
+    def owns_store(self) -> bool:
+        """Whether nobody else works in the durable store of this tree."""
+        return self._config.mongodb_uri is None
+
+    @property
+    def tree(self) -> Tree:
+        """The tree as it is found at the first question; one that answers strangely counts as silent."""
+        if self._tree is None:
+            try:
+                self._tree = look(self._config, timeout_s=_ANSWER_S)
+            except (KernelError, OSError):
+                self._tree = Tree(folder=self._config.data_dir, is_silent=True)
+        return self._tree
+
+    @property
+    def app(self) -> str | None:
+        """The application of the tree that runs here."""
+        return None if self.tree.status is None else self.tree.status["app"]
+
+    def names(self, snapshot: Snapshot) -> dict[str, str]:
+        """By worker_id, what is known of workers as others see them: machine, process, slot."""
+        here = socket.gethostname()
+        names = {child["worker_id"]: f"{here}/{child['pid']}/{child['name']}" for child in self._running()}
+        if snapshot.worker_id is not None and snapshot.worker is not None:
+            names[snapshot.worker_id] = snapshot.worker
+        return names
 
     def holder(self, snapshot: Snapshot) -> Holder:
         """Whether the worker that holds the claim in `snapshot` runs; `unknown` where nobody here can tell."""
         if snapshot.waiting != "step" or snapshot.worker_id is None:
             return "unknown"
-        if not self._asked:
-            self._ask()
-        if self._running is not None and snapshot.worker_id in self._running:
-            return "runs"
-        if not self._alone:
+        for child in self._running():
+            if child["worker_id"] == snapshot.worker_id:
+                return "silent" if child.get("silent") else "runs"
+        if not self._alone or self.tree.is_silent:
             return "unknown"
-        if self._running is not None:
-            return "gone"
-        return _process(snapshot) if self._no_tree else "unknown"
+        return "gone" if self.tree.status is not None else _process(snapshot)
 
-    def _ask(self) -> None:
-        self._asked = True
-        self._running, self._no_tree = _running_in(self._folder)
-
-
-def _running_in(folder: Path) -> tuple[frozenset[str] | None, bool]:
-    """The ids of the tree's processes that run, and whether there is no tree; None: nobody has told."""
-    try:
-        with ControlClient(folder, timeout_s=_ANSWER_S) as client:
-            children = client.request("status")["children"]
-    except NoSupervisor:
-        return None, True
-    except (TimeoutError, KernelError):
-        return None, False
-    return frozenset(one["worker_id"] for one in children if one["pid"] is not None and one["worker_id"]), False
+    def _running(self) -> Iterator[Mapping[str, Any]]:
+        for child in [] if self.tree.status is None else self.tree.status["children"]:
+            if child["pid"] is not None and child["worker_id"]:
+                yield child
 
 
 def _process(snapshot: Snapshot) -> Holder:

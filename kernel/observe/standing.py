@@ -7,10 +7,11 @@ from typing import NamedTuple
 from kernel.observe.split import is_executed
 from kernel.observe.views import Waiting
 from kernel.permit_words import WORKFLOW
-from kernel.records import Instance, Wait
+from kernel.records import Instance, PermitWaitRecord, Wait
 from kernel.states import (
     FAILED,
     FAILING,
+    RUNNING,
     STEP_FAILED,
     STEP_PENDING,
     STEP_RUNNING,
@@ -41,6 +42,9 @@ def standing_of(instance: Instance, now_ms: int) -> Standing:
         return Standing("parked", None, instance.parked.since_time, None, current)
     due_ms = instance.claimable_time
     if due_ms is not None and due_ms <= now_ms:  # unclaimed and due, or claimed by one whose lease has run out
+        if instance.permit_wait is not None and instance.status == RUNNING and not _was_entered(instance):
+            # It asks again now, and may be refused: it waits for its place all the time.
+            return _refused(instance, instance.permit_wait, current)
         return Standing("worker", None, due_ms, None, current)
     if instance.claim_token is not None:
         return _claimed(instance, current)
@@ -52,11 +56,20 @@ def standing_of(instance: Instance, now_ms: int) -> Standing:
     if instance.status == WAITING and instance.wait is not None:
         return _suspended(instance, instance.wait, due_ms)
     if instance.permit_wait is not None:
-        shown = instance.permit_wait
-        if shown.step != WORKFLOW:
-            current = next((k for k, step in enumerate(instance.steps) if step.name == shown.step), current)
-        return Standing("permit", shown.resource, shown.since_time, due_ms, current)
+        return _refused(instance, instance.permit_wait, current)
     return _resting(instance, due_ms, current)
+
+
+def _refused(instance: Instance, shown: PermitWaitRecord, current: int | None) -> Standing:
+    """It stands before a permit: of one step, or as a whole."""
+    if shown.step != WORKFLOW:
+        current = next((k for k, step in enumerate(instance.steps) if step.name == shown.step), current)
+    return Standing("permit", shown.resource, shown.since_time, instance.claimable_time, current)
+
+
+def _was_entered(instance: Instance) -> bool:
+    """Whether a worker was in the middle of it, or holds its claim."""
+    return instance.claim_token is not None or any(step.status == STEP_RUNNING for step in instance.steps)
 
 
 def _claimed(instance: Instance, current: int | None) -> Standing:
@@ -82,6 +95,9 @@ def _resting(instance: Instance, due_ms: int | None, current: int | None) -> Sta
             return Standing("retry", None, since_ms, due_ms, index)
         if step.status == STEP_WAITING and step.wait is not None and step.wait.poll_time == due_ms:
             return _suspended(instance, step.wait, due_ms)
+    if _was_entered(instance):
+        # Given back by a worker that had to end in the middle of it: nobody's until that one is gone.
+        return Standing("worker", None, None, due_ms, current)
     # Nothing of it has been entered: a start delay.
     return Standing("timer", None, instance.created_time, due_ms, current)
 

@@ -20,9 +20,10 @@ ATTEMPT_VERSION = 1
 Waiting = Literal["worker", "step", "signal", "timer", "permit", "retry", "finalizer", "version", "parked"]
 """The one thing that a live workflow waits for (ops-find, ops-where-stuck):
 
-`worker`: it is due and nobody has claimed it; `step`: somebody has, and works at it; `signal`, `timer`: a durable wait,
-or a start delay; `permit`: a place of a resource; `retry`: the delay after a failure; `finalizer`: the delay after
-one of a finalizer or `prepare`; `version`: no live worker has its Definition; `parked`: put aside until somebody helps.
+`worker`: it is due and nobody has claimed it, or a worker was interrupted in it and it is due at a known time;
+`step`: somebody has, and works at it; `signal`, `timer`: a durable wait, or a start delay; `permit`: a place of a
+resource; `retry`: the delay after a failure; `finalizer`: the delay after one of a finalizer or `prepare`; `version`:
+no live worker has its Definition; `parked`: put aside until somebody helps.
 """
 
 Outcome = Literal[

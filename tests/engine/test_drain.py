@@ -8,6 +8,7 @@ import pytest
 
 from kernel.context import Context
 from kernel.directives import Sleep
+from kernel.observe.projection import snapshot_of
 from tests.engine.flows import flow, raises, seconds, step
 from tests.support.engine_rig import LiveRig, SteppedRig
 from tests.support.wait import wait_until
@@ -73,6 +74,11 @@ def test_a_worker_that_must_end_in_mid_step_gives_back_what_nobody_may_begin_bef
     assert seen == [(True, True)]
     assert "claim_token" not in given_back
     assert rig.row(workflow_id)["steps"][0]["status"] == "running", "nothing was committed after the fence"
+    at_ms = rig.clock.wall_ms()
+    shown = snapshot_of(rig.instance(workflow_id), at_ms)
+    assert (shown.waiting, shown.waiting_until) == ("worker", at_ms + 2_000), (
+        "it was interrupted, and sleeps for nobody"
+    )
     rig.pass_once(second)
     assert rig.ledger.count("a") == 1, "the first may still be at work"
     rig.advance(2_000)

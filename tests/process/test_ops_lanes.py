@@ -12,9 +12,11 @@ import pytest
 
 import supervisor.ops_lanes
 from kernel.clock import SystemClock
+from kernel.config import Config
 from kernel.coordination import Keys, LaneEntry, Lanes
 from kernel.coordination.lane_sample import HEADS_MAX
 from kernel.store.sqlite_projection import SqliteProjection
+from supervisor.ops_shell import LOOKING_BUDGET_S
 from tests.process.supervised import PATIENT_S
 from tests.support.redis_servers import RedisTarget
 from tests.support.snapshots import keep, snapshot
@@ -33,8 +35,9 @@ def worker(busy: int, slots: int = 8) -> dict[str, Any]:
 class Case:
     """The lanes of a namespace as the test fills them, and a supervisor that says what the test wants."""
 
-    def __init__(self, target: RedisTarget, operate: Operate, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, target: RedisTarget, operate: Operate, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert target.server is not None
+        self.options = f"--data-dir {data_dir}"
         self.client = target.client
         self.keys = Keys("default")
         self.lanes = Lanes(target.runner(), self.keys)
@@ -49,8 +52,8 @@ class Case:
         at_ms = self.lanes.report().server_ms + due_in_ms
         self.lanes.push([LaneEntry(f"wf-{lane}-{due_in_ms}-{n}", lane, at_ms + n) for n in range(count)], wake=False)
 
-    def run(self, *arguments: str) -> CompletedProcess[str]:
-        environ = {"REDIS_URL": self._address, "KERNEL_REDIS_BUDGET_S": str(PATIENT_S)}
+    def run(self, *arguments: str, budget_s: float = PATIENT_S) -> CompletedProcess[str]:
+        environ = {"REDIS_URL": self._address, "KERNEL_REDIS_BUDGET_S": str(budget_s)}
         return self._operate("lanes", *arguments, environ=environ)
 
     def seen(self, *arguments: str) -> dict[str, Any]:
@@ -75,8 +78,8 @@ class Case:
 
 
 @pytest.fixture
-def case(real_redis: RedisTarget, operate: Operate, monkeypatch: pytest.MonkeyPatch) -> Case:
-    return Case(real_redis, operate, monkeypatch)
+def case(real_redis: RedisTarget, operate: Operate, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
+    return Case(real_redis, operate, data_dir, monkeypatch)
 
 
 @pytest.mark.req("ops-lanes", "dc-cli-ops", "lane-stats")
@@ -123,8 +126,37 @@ def test_lanes_that_lost_their_memory_are_not_told_as_nothing_due(case: Case, ob
     assert [row["verdict"] for row in full["lanes"]] == ["due", "empty", "empty", "empty"]
     assert [row["verdict"] for row in emptied["lanes"]] == ["not queued", "not queued", "empty", "empty"]
     assert emptied["lanes"][1]["unqueued"]["count"] == 6
-    assert text.startswith("all lanes are empty; of P0 (realtime) 6 or more are due in the durable store, ")
-    assert "Redis was emptied, the next scan fills the lane" in text.splitlines()[0]
+    assert text.startswith("all lanes are empty; of P0 (realtime) 6 or more are due by their snapshots, ")
+    assert "nobody runs their version, or Redis lost them" in text.splitlines()[0]
+    assert text.splitlines()[1] == f"  try: kernel-supervisor doctor {case.options}"
+
+
+@pytest.mark.req("lane-stats-use", "ops-where-stuck")
+def test_empty_lanes_of_workers_that_can_take_nothing_lead_on(case: Case) -> None:
+    """A store that takes no writes: what is due was taken, and can not be claimed."""
+    case.children = [{**worker(busy=0), "x_store": "down"}]
+
+    lines = case.run("--seconds", "0").stdout.splitlines()
+
+    assert (
+        lines[0] == "nothing is due in any lane, but worker-0 does not reach the durable store, or can not write to it"
+    )
+    assert lines[1] == f"  try: kernel-supervisor doctor {case.options}"
+
+
+def test_an_answer_of_redis_may_come_late(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine: nobody's work waits for this command."""
+    budgets: list[float] = []
+    plain = supervisor.ops_lanes.open_lanes
+
+    def noting(config: Config, *more: Any) -> Any:
+        budgets.append(config.redis_budget_s)
+        return plain(config, *more)
+
+    monkeypatch.setattr(supervisor.ops_lanes, "open_lanes", noting)
+    case.run("--seconds", "0", budget_s=1.0)
+
+    assert budgets == [LOOKING_BUDGET_S]
 
 
 @pytest.mark.req("lane-stats-use", "ops-lanes")
@@ -170,7 +202,7 @@ def test_the_screen_begins_with_the_lane_that_needs_somebody(case: Case) -> None
     assert lines[0] == "P0 (realtime) has waited 14 min: no worker free, all 8 slots are busy"
     assert lines[2].split() == ["LANE", "OLDEST", "WAIT", "READY", "DELAYED", "TAKEN", "SHARE", "WEIGHT", "VERDICT"]
     assert lines[3].endswith("40%     no worker free: all 8 slots are busy")
-    assert lines[8] == "oldest in P0  kernel-supervisor workflow show wf-0--840500-0"
+    assert lines[8] == f"oldest in P0  kernel-supervisor workflow show wf-0--840500-0 {case.options}"
     assert lines[-1] == "workers: 1, slots busy 8 of 8"
 
 

@@ -111,7 +111,7 @@ def test_what_the_worker_of_a_killed_tree_held_is_due(
 
     assert re.split(r"  +", row)[6] == "worker (due)"
     assert shown.startswith("due: no worker has taken it yet for pack, since ")
-    assert f"when the lease of {who}, which does not run any more, ran out as last seen\n" in shown
+    assert f"when the lease of {who}, which does not run any more, ran out as last seen; no supervisor runs" in shown
     assert answer(operate("workflow", "show", "k", "--json"))["now"]["waiting"] == "worker"
     alive = msgspec.structs.replace(held, worker=f"{socket.gethostname()}/{os.getpid()}/worker-0", revision=2)
     keep(observed, msgspec.structs.replace(alive, claim_time=at_ms))

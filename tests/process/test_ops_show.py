@@ -7,16 +7,17 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import CompletedProcess
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import pytest
 
+import supervisor.ops_tree
 from kernel.business_objects import BusinessObjects
 from kernel.clock import SystemClock
 from kernel.coordination import Granted, Keys, Owner, Permits
 from kernel.coordination.permits import Limit
-from kernel.ids import RandomIds
+from kernel.ids import RandomIds, workflow_id_for
 from kernel.objects import Objects
 from kernel.records import ErrorRecord
 from kernel.runtime import OBJECTS_FILE
@@ -24,7 +25,7 @@ from kernel.runtime.observer import OBSERVE_FILE
 from kernel.store.conditional import Insert
 from kernel.store.sqlite import SqliteStore
 from kernel.store.sqlite_projection import SqliteProjection
-from kernel.store.tables import SIGNALS
+from kernel.store.tables import DEFINITIONS, SIGNALS
 from tests.process.supervised import PATIENT_S
 from tests.support.redis_servers import RedisTarget
 from tests.support.snapshots import attempt, keep, snapshot, step_view
@@ -42,6 +43,40 @@ def answer(result: CompletedProcess[str]) -> dict[str, Any]:
     assert result.returncode == 0, result.stderr
     found: dict[str, Any] = json.loads(result.stdout)
     return found
+
+
+class RunningTree:
+    """The supervisor of the data folder, and what it says of its worker."""
+
+    def __init__(self) -> None:
+        self.answer: Exception | None = None
+        self.children: list[dict[str, Any]] = [
+            {
+                "name": "worker-0", "kind": "role", "role": "worker", "state": "RUNNING", "silent": False, "pid": 1,
+                "worker_id": "w-0", "slots_busy": 0, "x_slots": 2, "x_store": "up", "x_redis": "up",
+            }
+        ]  # fmt: skip
+
+    def __call__(self, _folder: str, timeout_s: float) -> Self:
+        if self.answer is not None:
+            raise self.answer
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def request(self, _op: str) -> dict[str, Any]:
+        return {"state": "RUNNING", "uptime_s": 3600.0, "app": "flows:app", "children": self.children}
+
+
+@pytest.fixture
+def running(monkeypatch: pytest.MonkeyPatch) -> RunningTree:
+    tree = RunningTree()
+    monkeypatch.setattr(supervisor.ops_tree, "ControlClient", tree)
+    return tree
 
 
 def signal_row(workflow_id: str, signal_id: str, **fields: Any) -> Insert:
@@ -70,7 +105,7 @@ def test_show_says_first_what_it_waits_for_and_finds_it_by_id_or_key(
 
 
 def test_the_json_is_the_snapshot_with_the_sentence_and_where_time_went_until_now(
-    operate: Operate, observed: SqliteProjection, durable: SqliteStore
+    operate: Operate, observed: SqliteProjection, durable: SqliteStore, data_dir: Path
 ) -> None:
     at_ms = now_ms()
     keep(observed, snapshot("k", created_time=at_ms - 9_000, updated_time=at_ms - 9_000))
@@ -78,7 +113,8 @@ def test_the_json_is_the_snapshot_with_the_sentence_and_where_time_went_until_no
     found = answer(operate("workflow", "show", "k", "--json"))
 
     assert (found["v"], found["status"], found["biz_key"]) == (1, "running", "k")
-    assert found["now"]["waiting"] == "worker" and found["now"]["help"] == "kernel-supervisor lanes"
+    assert found["now"]["waiting"] == "worker"
+    assert found["now"]["help"] == f"kernel-supervisor start --data-dir {data_dir} --app MODULE:ATTRIBUTE"
     total = found["as_of"]["total"]
     assert total["scheduling_ms"] == total["total_ms"] == found["now_ms"] - (at_ms - 9_000)
     assert (found["signals"], found["object_note"]) == ([], "no application is known here: --app names it")
@@ -109,7 +145,12 @@ def test_signals_are_read_from_the_inbox(operate: Operate, observed: SqliteProje
 
 @pytest.mark.req("ops-find")
 def test_one_that_waits_for_a_place_shows_who_holds_it(
-    operate: Operate, observed: SqliteProjection, durable: SqliteStore, valkey: RedisTarget
+    operate: Operate,
+    observed: SqliteProjection,
+    durable: SqliteStore,
+    valkey: RedisTarget,
+    running: RunningTree,
+    data_dir: Path,
 ) -> None:
     assert valkey.server is not None
     permits = Permits(valkey.runner(), Keys("default"), lease_ms=30_000, wait_ms=30_000)
@@ -128,10 +169,93 @@ def test_one_that_waits_for_a_place_shows_who_holds_it(
 
     lines = said.splitlines()
     assert lines[0].startswith("pack waits for a place of printer, since ")
-    assert lines[1] == f"  try: kernel-supervisor limits explain {seen.workflow_id}"
+    assert lines[1] == f"  try: kernel-supervisor limits explain {seen.workflow_id} --data-dir {data_dir}"
     assert lines[2] == "  1 place held, 1 waiting for one, place 1 of its lane"
     assert lines[3].startswith("  held by wf-holder print, lease until ")
     assert away.returncode == 0 and "  who holds it is not known: " in away.stdout
+    first, second, *_ = away.stdout.splitlines()
+    assert first.endswith("; none can be given: Redis is out of reach")
+    assert second == f"  try: kernel-supervisor doctor --data-dir {data_dir}"
+
+
+@pytest.mark.req("ops-where-stuck")
+def test_due_work_of_a_folder_without_a_supervisor_says_so(
+    operate: Operate, observed: SqliteProjection, durable: SqliteStore, data_dir: Path
+) -> None:
+    keep(observed, snapshot("k", created_time=now_ms()))
+
+    first, second, *_ = operate("workflow", "show", "k", environ={"KERNEL_APP": "flows:app"}).stdout.splitlines()
+
+    assert first.startswith("due: no worker has taken it yet for pack, since ")
+    assert first.endswith(f"; no supervisor runs in {data_dir}")
+    assert second == f"  try: kernel-supervisor start --data-dir {data_dir}", "its application is in the environment"
+    listed = operate("workflow", "list").stderr
+    assert listed.startswith(f"what is due is not taken: no supervisor runs in {data_dir}; try: ")
+    keep(observed, snapshot("k", created_time=now_ms(), waiting="timer", waiting_until=now_ms() + 60_000, revision=2))
+    assert operate("workflow", "list").stderr == "", "nothing is due"
+
+
+@pytest.mark.req("ops-where-stuck")
+def test_due_work_of_a_running_tree_is_told_by_what_its_workers_say(
+    operate: Operate, observed: SqliteProjection, durable: SqliteStore, running: RunningTree, data_dir: Path
+) -> None:
+    seen = snapshot("k", created_time=now_ms())
+    keep(observed, seen)
+
+    def said() -> list[str]:
+        lines = operate("workflow", "show", "k").stdout.splitlines()
+        return [lines[0].partition("); ")[2], *(line for line in lines[1:3] if line)]
+
+    options = f"--data-dir {data_dir}"
+    doctor = f"kernel-supervisor doctor {options}"
+    assert said() == ["", f"  try: kernel-supervisor lanes {options}", f"  or: {doctor}"]
+    other = f"{seen.type}@ffffeeeedddd"
+    row = {"v": 1, "definition_key": other, "type": seen.type, "fingerprint": "ffffeeeedddd", "seen_time": now_ms()}
+    durable.insert(Insert("seen", DEFINITIONS, other, row))
+    assert said() == [f"no live worker has version 0123456789ab of parcel, offered: {other}", f"  try: {doctor}"]
+    running.children[0]["x_store"] = "down"
+    assert said() == ["worker-0 does not reach the durable store, or can not write to it", f"  try: {doctor}"]
+    running.answer = TimeoutError()
+    assert said() == [f"the supervisor in {data_dir} does not answer", f"  try: {doctor}"]
+
+
+@pytest.mark.req("ops-where-stuck", "ops-find")
+def test_a_stopped_worker_is_told_as_one_that_its_supervisor_does_not_hear(
+    operate: Operate, observed: SqliteProjection, durable: SqliteStore, running: RunningTree
+) -> None:
+    at_ms = now_ms()
+    held = snapshot(
+        "k", created_time=at_ms, waiting="step", waiting_on="pack", claim_token="t", worker_id="w",
+        worker="host/7/worker-0", lease_until=at_ms + 60_000, steps=(step_view("pack", "running", attempt=1),),
+    )  # fmt: skip
+    other = attempt("pack", 1, "failed", biz_key="k", worker_id="w-1")
+    keep(observed, held, attempt("pack", 2, "running", biz_key="k", worker_id="w"), other)
+    running.children[0] |= {"worker_id": "w", "pid": 7, "silent": True}
+
+    shown, listed = operate("workflow", "show", "k").stdout, operate("workflow", "list").stdout
+
+    assert "; host/7/worker-0 is silent: it was stopped, or it hangs" in shown.splitlines()[0]
+    assert "step pack, its worker is silent" in listed
+    first, second = operate("workflow", "attempts", "k").stdout.splitlines()
+    assert first.endswith(", on w-1")
+    assert second.endswith(", has not returned, its worker is silent, on w (host/7/worker-0)")
+
+
+def test_a_replay_that_is_named_runs_as_it_is_printed(
+    operate: Operate, observed: SqliteProjection, durable: SqliteStore, running: RunningTree, data_dir: Path
+) -> None:
+    """The tree knows its application, and whoever looks need not: its code is not imported for that."""
+    seen = snapshot("k", created_time=now_ms(), status="failed", waiting=None, finish_time=now_ms(), error=BROKEN)
+    keep(observed, seen)
+
+    by_tree = operate("workflow", "show", "k").stdout
+    by_flag = operate("workflow", "show", "k", "--app", "other:app").stdout
+
+    replay = f"  try: kernel-supervisor workflow replay {seen.workflow_id} --data-dir {data_dir} --app"
+    assert by_tree.splitlines()[1] == f"{replay} flows:app"
+    assert by_flag.splitlines()[1] == f"{replay} other:app"
+    looked = "  object    not known: it is looked for with --app flows:app, the application of the tree"
+    assert looked in by_tree.splitlines()
 
 
 APP = """
@@ -248,13 +372,13 @@ def test_an_attempt_that_observation_lost_is_a_line_and_no_silence(
 
 @pytest.mark.parametrize("command", READING)
 def test_what_is_not_known_is_one_line_that_names_the_repair(
-    operate: Operate, observed: SqliteProjection, durable: SqliteStore, command: str
+    operate: Operate, observed: SqliteProjection, durable: SqliteStore, data_dir: Path, command: str
 ) -> None:
     done = operate("workflow", command, "wf-nobody")
 
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert "nothing is known of wf-nobody" in done.stderr
-    assert "`kernel-supervisor workflow repair wf-nobody`" in done.stderr
+    assert f"`kernel-supervisor workflow repair wf-nobody --data-dir {data_dir}`" in done.stderr
 
 
 @pytest.mark.parametrize("observe", ["on", "off"])
@@ -348,3 +472,15 @@ def record(monkeypatch: pytest.MonkeyPatch, verb: str, read: list[str]) -> None:
         return plain(self, first, *more)
 
     monkeypatch.setattr(SqliteStore, verb, noting)
+
+
+def test_who_waited_in_vain_for_a_result_is_told_where_to_look(
+    operate: Operate, data_dir: Path, application: str
+) -> None:
+    data_dir.mkdir()
+
+    done = operate("workflow", "start", "parcel", "--app", application, "--biz-key", "k", "--wait", "--timeout", "0")
+
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    show = f"kernel-supervisor workflow show {workflow_id_for('k')} --data-dir {data_dir}"
+    assert done.stderr.endswith(f"; `{show}` tells what it waits for\n")

@@ -91,12 +91,16 @@ def test_the_last_ones_of_a_lane_may_have_just_been_taken() -> None:
 @pytest.mark.req("lane-stats-use", "ops-lanes")
 def test_a_lane_that_lost_its_memory_is_not_told_as_empty() -> None:
     nothing, waits = LaneStats(3, 0, 0, 0, 0), Unqueued(24, 40_000)
-    due = "24 or more are due in the durable store, the oldest for 40.0 s: Redis was emptied"
+    due = "24 or more are due by their snapshots, the oldest for 40.0 s"
 
-    assert verdict(nothing, NOTHING, FREE, waits) == Verdict("not queued", f"{due}, the next scan fills the lane")
-    assert verdict(nothing, None, None, waits) == Verdict(
-        "not queued", f"{due}, and the scan of a worker fills the lane: none is known here"
+    assert verdict(nothing, NOTHING, FREE, waits) == Verdict(
+        "not queued", f"{due}: nobody runs their version, or Redis lost them and the next scan fills the lane"
     )
+    assert verdict(nothing, None, None, waits) == Verdict(
+        "not queued", f"{due}, and the scan of a worker brings them into the lane: none is known here"
+    )
+    away = Crew(workers=1, slots=0, busy=0, unable=("worker-0 does not reach the durable store",))
+    assert verdict(nothing, None, away, waits) == Verdict("not queued", f"{due}: {away.unable[0]}")
     assert verdict(nothing, NOTHING, FREE, Unqueued(24, NOT_QUEUED_MS - 1)).word == "empty", "it is about to be pushed"
     assert verdict(nothing, SOME, FREE, waits).word == "empty", "it was taken, and the snapshot is late"
 
@@ -143,7 +147,7 @@ def test_only_workers_that_can_take_something_count_their_slots() -> None:
             "worker-1 is silent: stopped, or it hangs",
             "worker-2 is BACKOFF",
             "worker-3 does not reach Redis and takes work from the store alone",
-            "worker-4 does not reach the durable store",
+            "worker-4 does not reach the durable store, or can not write to it",
         ),
         claims=50,
     )

@@ -8,8 +8,9 @@ import pytest
 
 from kernel.observe.views import Snapshot, Waiting
 from kernel.records import DeferredRecord, ErrorRecord, FinalizerRecord, ParkedRecord, Wait
-from supervisor.ops_now import Holder, brief, error_text, reading
-from supervisor.ops_shell import clock_text
+from supervisor.ops_hindrance import Hindrance
+from supervisor.ops_now import Beside, Holder, brief, error_text, is_due, reading
+from supervisor.ops_shell import Given, clock_text
 from tests.support.snapshots import BEGIN_MS, snapshot, split, step_view
 
 ID = snapshot().workflow_id
@@ -95,7 +96,7 @@ def test_it_names_the_one_thing_that_is_waited_for_since_when_until_when_and_wha
 
 
 @pytest.mark.req("ops-where-stuck")
-@pytest.mark.parametrize("waiting", ["timer", "retry", "finalizer", "signal", "permit", "version"])
+@pytest.mark.parametrize("waiting", ["timer", "retry", "finalizer", "signal", "version", "worker"])
 def test_what_should_have_gone_on_by_itself_waits_for_a_worker(waiting: Waiting) -> None:
     """No event tells that a time has come: the snapshot still says `timer` when nobody wakes it."""
     found = reading(waits(waiting, until=BEGIN_MS + 55_000), NOW_MS)
@@ -107,12 +108,92 @@ def test_what_should_have_gone_on_by_itself_waits_for_a_worker(waiting: Waiting)
     assert brief(waiting, None, BEGIN_MS + 55_000, NOW_MS) == "worker (due)"
 
 
+@pytest.mark.req("ops-where-stuck")
+def test_whose_time_to_ask_again_has_come_waits_for_the_same_place() -> None:
+    """Due for a moment, asked for, refused: to who looks it is one thing, and not two that take turns."""
+    asks = waits("permit", "printer", until=BEGIN_MS + 55_000)
+
+    found = reading(asks, NOW_MS)
+
+    assert (found.waiting, found.since, found.until) == ("permit", SINCE_MS, None)
+    assert found.sentence == f"pack waits for a place of printer, {SINCE}, asks again now"
+    assert found.help == f"kernel-supervisor limits explain {ID}"
+    assert brief("permit", "printer", BEGIN_MS + 55_000, NOW_MS) == "permit printer, asks again now"
+
+
+@pytest.mark.req("ops-where-stuck")
+@pytest.mark.parametrize("until", [UNTIL_MS, BEGIN_MS + 55_000])
+def test_a_place_that_nobody_can_give_is_told_as_that(until: int) -> None:
+    found = reading(waits("permit", "printer", until=until), NOW_MS, Beside(is_redis_away=True))
+
+    assert found.sentence.endswith("; none can be given: Redis is out of reach")
+    assert (found.waiting, found.help) == ("permit", "kernel-supervisor doctor")
+
+
+@pytest.mark.req("ops-where-stuck")
+@pytest.mark.parametrize(("waiting", "on"), [("worker", None), ("permit", "printer"), ("timer", None)])
+def test_what_hinders_is_said_of_what_is_due_and_leads_on(waiting: Waiting, on: str | None) -> None:
+    why = Hindrance("no supervisor runs in /x", "kernel-supervisor start --app a:b")
+
+    found = reading(waits(waiting, on, until=BEGIN_MS + 55_000), NOW_MS, Beside(hindrance=why))
+
+    assert found.sentence.endswith("; no supervisor runs in /x")
+    assert (found.help, found.more_help) == ("kernel-supervisor start --app a:b", None)
+
+
+def test_nobody_takes_over_from_a_dead_worker_where_no_tree_runs() -> None:
+    seen = waits("step", "pack", until=None, worker="host/12/worker-0", worker_id="w1", lease_until=LEFT_MS)
+    why = Hindrance("no supervisor runs in /x", "kernel-supervisor start --app a:b")
+
+    found = reading(seen, NOW_MS, Beside(holder="gone", hindrance=why))
+
+    assert found.sentence.endswith("; host/12/worker-0 does not run any more; no supervisor runs in /x")
+    assert (found.waiting, found.help) == ("step", "kernel-supervisor start --app a:b")
+
+
+def test_where_nothing_is_seen_that_hinders_two_views_may_know() -> None:
+    found = reading(waits("worker", until=None), NOW_MS)
+
+    assert (found.help, found.more_help) == ("kernel-supervisor lanes", "kernel-supervisor doctor")
+
+
+def test_what_was_interrupted_is_no_timer_and_tells_when_another_may_take_it() -> None:
+    found = reading(waits("worker"), NOW_MS)
+
+    assert found.sentence == (f"pack was interrupted, and another worker goes on with it, {SINCE}, not before {UNTIL}")
+    assert brief("worker", None, UNTIL_MS, NOW_MS) == f"worker, not before {clock_text(UNTIL_MS)}"
+    due = [is_due("worker", UNTIL_MS, at, lease_until=None, holder="unknown") for at in (NOW_MS, UNTIL_MS)]
+    assert due == [False, True]
+
+
+def test_commands_that_are_named_carry_the_options_of_the_one_that_names_them() -> None:
+    given = Given("a folder", "k.toml", "flows:app")
+    failed = snapshot(status="failed", waiting=None, waiting_since=None, finish_time=BEGIN_MS, current_step=None)
+
+    again = reading(failed, NOW_MS, Beside(given=given)).help
+    lanes = reading(waits("worker", until=None), NOW_MS, Beside(given=given)).help
+
+    options = "--data-dir 'a folder' --config k.toml"
+    assert again == f"kernel-supervisor workflow replay {ID} {options} --app flows:app"
+    assert lanes == f"kernel-supervisor lanes {options}"
+
+
+def test_a_fingerprint_is_shown_by_its_beginning() -> None:
+    assert brief("version", "aaaabbbbccccdddd", None, NOW_MS) == "version aaaabbbbcccc"
+
+
 EXECUTED = f"pack is executed by host/12/worker-0, attempt 1, {SINCE}"
 OVER_MS, LEFT_MS = NOW_MS - 48_000, NOW_MS + 12_000
 REPAIR = f"kernel-supervisor workflow repair {ID}"
 ATTEMPTS = f"kernel-supervisor workflow attempts {ID} pack"
 HELD: tuple[tuple[Holder, int | None, Waiting, str, str, str], ...] = (
     ("runs", LEFT_MS, "step", EXECUTED, ATTEMPTS, "step pack"),
+    (
+        "silent", OVER_MS, "step",
+        f"{EXECUTED}; host/12/worker-0 is silent: it was stopped, or it hangs. Another worker takes it when its lease "
+        "ends",
+        "kernel-supervisor status", "step pack, its worker is silent",
+    ),
     # Its lease is renewed without an event.
     ("runs", OVER_MS, "step", EXECUTED, ATTEMPTS, "step pack"),
     ("unknown", LEFT_MS, "step", EXECUTED, ATTEMPTS, "step pack"),
@@ -153,7 +234,7 @@ def test_executed_is_said_of_a_dead_worker_only_where_nobody_can_know(
         steps=at(status="running", attempt=1),
     )  # fmt: skip
 
-    found = reading(seen, NOW_MS, holder)
+    found = reading(seen, NOW_MS, Beside(holder=holder))
 
     assert (found.waiting, found.sentence, found.help) == (waiting, sentence, remedy)
     assert brief("step", "pack", None, NOW_MS, lease_until=lease, holder=holder) == row
@@ -197,7 +278,7 @@ def test_a_failing_workflow_says_what_it_fails_of() -> None:
             "failed",
             BROKEN,
             ": step_timeout StepTimeout: slow (attempt 2, w2)",
-            f"kernel-supervisor workflow replay {ID}",
+            f"kernel-supervisor workflow replay {ID} --app MODULE:ATTRIBUTE",
         ),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 
 from kernel.permit_words import Holder, Owner, PermitStats
 from kernel.records import ErrorRecord, FinalizerRecord, RunRecord
+from supervisor.ops_now import Beside
 from supervisor.ops_page import attempt_line, page, unknown_line
 from supervisor.ops_shell import clock_text
 from supervisor.ops_surroundings import ObjectRow, SignalRow, Surroundings
@@ -173,6 +174,23 @@ def test_an_attempt_is_a_line_with_its_time_its_worker_and_its_error() -> None:
         f"run 1  ship  attempt 2  timeout  {t(0)}  ran 1.500 s, waited 0.250 s for a permit, taken over 1 time, on w9  "
         "step_timeout StepTimeout: slow (attempt 1, w2)"
     )
+
+
+def test_an_attempt_that_has_not_returned_says_that_its_worker_never_will() -> None:
+    ran = attempt("ship", outcome="running", worker_id="w9")
+
+    gone = attempt_line(ran, NOW_MS, names={"w9": "host/7/worker-0"}, holder="gone")
+
+    assert gone.endswith("  entered 6.0 s ago, has not returned, its worker is gone, on w9 (host/7/worker-0)")
+    assert "its worker" not in attempt_line(attempt("ship", outcome="completed"), NOW_MS, holder="gone")
+
+
+def test_workers_are_named_as_others_know_them() -> None:
+    """`status` and the log say worker-0, errors its id: the screen has both."""
+    lines = list(page(SEEN, AROUND, NOW_MS, plain=False, beside=Beside(names={"w2": "host/7/worker-0"})))
+
+    assert "workers   w1, w2 (host/7/worker-0)" in lines
+    assert "  worker    w2 (host/7/worker-0)" in lines
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from kernel.config import Config
 from kernel.errors import Refused
-from supervisor import ops_workers
+from supervisor import ops_tree
 from supervisor.control_client import NoSupervisor
 from supervisor.ops_now import Holder
 from supervisor.ops_workers import Workers
@@ -24,6 +24,7 @@ CHILDREN = [
     {"worker_id": "w1", "pid": 12},
     {"worker_id": "w2", "pid": None},
     {"worker_id": None, "pid": 13},
+    {"worker_id": "w3", "pid": 14, "silent": True},
 ]
 
 
@@ -33,9 +34,9 @@ class Tree:
     def __init__(self, answer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.answer = answer
         self.asked = 0
-        monkeypatch.setattr(ops_workers, "ControlClient", self)
+        monkeypatch.setattr(ops_tree, "ControlClient", self)
 
-    def __call__(self, folder: Path, timeout_s: float) -> Tree:
+    def __call__(self, folder: str, timeout_s: float) -> Tree:
         self.asked += 1
         if isinstance(self.answer, Exception):
             raise self.answer
@@ -56,6 +57,7 @@ FUTURE_MS = 4_000_000_000_000
 """A claim that is younger than every process."""
 CASES: list[tuple[Any, dict[str, Any], dict[str, Any], Holder]] = [
     (CHILDREN, {}, {"worker_id": "w1"}, "runs"),
+    (CHILDREN, {}, {"worker_id": "w3"}, "silent"),
     (CHILDREN, {}, {"worker_id": "w2"}, "gone"),
     (CHILDREN, {}, {"worker_id": "w9"}, "gone"),
     (CHILDREN, SHARED, {"worker_id": "w1"}, "runs"),
@@ -89,6 +91,15 @@ def test_a_worker_is_gone_only_where_nothing_else_is_possible(
 
     assert [workers.holder(held), workers.holder(held)] == [holder, holder]
     assert tree.asked == 1
+
+
+def test_workers_are_known_by_their_machine_and_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    Tree([{"worker_id": "w1", "pid": 12, "name": "worker-0"}], monkeypatch)
+    held = snapshot(waiting="step", worker_id="w2", worker="elsewhere/7/worker-1")
+
+    names = Workers(Config(data_dir=str(tmp_path))).names(held)
+
+    assert names == {"w1": f"{HERE}/12/worker-0", "w2": "elsewhere/7/worker-1"}
 
 
 def test_the_tree_is_not_asked_of_what_nobody_executes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
