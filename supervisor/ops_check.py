@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import shlex
 from typing import Literal
 
 import msgspec
 
 from kernel.errors import CoordinationDenied, KernelError, Unavailable
+from supervisor.ops_shell import Given
 
 Verdict = Literal["ok", "warn", "fail"]
 
@@ -19,7 +19,7 @@ _WITH_APP = ("start", "dispatch pending", "workflow replay")
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One line. Commands in a remedy stand between backticks: whoever shows it completes them (`Asked.completed`)."""
+    """One line. Commands in a remedy stand between backticks: whoever shows it completes them (`completed`)."""
 
     name: str
     verdict: Verdict
@@ -29,28 +29,15 @@ class Check(msgspec.Struct, frozen=True):
     """A store did not answer."""
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What was typed behind `doctor`. What it found with these options is mended with the same ones."""
+def completed(remedy: str, given: Given) -> str:
+    """The remedy with each command as it can be typed now: what was found with some options is mended with the same."""
+    return _COMMAND.sub(lambda found: _command(found[1], given), remedy)
 
-    data_dir: str | None = None
-    config_file: str | None = None
-    app: str | None = None
-    has_app: bool = False
-    """Environment or file name an application, so that no command needs the option."""
 
-    def completed(self, remedy: str) -> str:
-        """The remedy with each command as it can be typed now."""
-        return _COMMAND.sub(lambda found: self._command(found[1]), remedy)
-
-    def _command(self, words: str) -> str:
-        options: list[str] = []
-        if words.startswith(_WITH_APP) and (self.app is not None or not self.has_app):
-            options += ["--app", self.app or "MODULE:ATTRIBUTE"]
-        if self.data_dir is not None and not words.startswith("config "):
-            options += ["--data-dir", self.data_dir]
-        if self.config_file is not None:
-            options += ["--config", self.config_file]
-        return " ".join(["kernel-supervisor", words, *map(shlex.quote, options)])
+def _command(words: str, given: Given) -> str:
+    if words.startswith("config "):
+        given = given._replace(data_dir=None)  # it has no such option
+    return given.line(words, app=words.startswith(_WITH_APP))
 
 
 def refused(name: str, error: KernelError, remedy: str) -> Check:

@@ -18,8 +18,8 @@ from kernel.config import Config, Loaded, load
 from kernel.errors import InvalidConfig, KernelError
 from supervisor import ops_checks
 from supervisor.ops_accepted import accepted_checks
-from supervisor.ops_check import Asked, Check, Verdict, refused
-from supervisor.ops_shell import EXIT_UNAVAILABLE, say_json, shell_command, visible
+from supervisor.ops_check import Check, Verdict, completed, refused
+from supervisor.ops_shell import APP_UNKNOWN, EXIT_UNAVAILABLE, Given, say_json, shell_command, visible
 from supervisor.ops_tree import Tree, look
 from supervisor.redaction import Redactor
 
@@ -33,10 +33,10 @@ _ORDER: tuple[Verdict, ...] = ("ok", "warn", "fail")
 def doctor(data_dir: str | None, config_file: str | None, app: str | None, as_json: bool) -> None:
     """Look at everything that a tree needs, and say what is wrong and what to do. Changes nothing."""
     checks, redact, has_app = _begun({"data_dir": data_dir, "app": app}, config_file)
-    asked = Asked(data_dir=data_dir, config_file=config_file, app=app, has_app=has_app)
+    given = Given(data_dir, config_file, app or (None if has_app else APP_UNKNOWN))
     shown: list[Check] = []
     for check in checks:
-        shown.append(_clean(check, redact, asked))
+        shown.append(_clean(check, redact, given))
         if not as_json:
             _say(shown[-1])
     worst = max((check.verdict for check in shown), key=_ORDER.index)
@@ -102,9 +102,9 @@ def _unreadable(name: str, error: OSError) -> Check:
     return Check(name, "fail", f"{error.filename or name}: {error.strerror or error}", "see who may read it")
 
 
-def _clean(check: Check, redact: Redactor, asked: Asked) -> Check:
+def _clean(check: Check, redact: Redactor, given: Given) -> Check:
     """No password, no control character: texts come from servers and from an application's own module."""
-    remedy = None if check.remedy is None else visible(redact(asked.completed(check.remedy)))
+    remedy = None if check.remedy is None else visible(redact(completed(check.remedy, given)))
     return msgspec.structs.replace(check, text=visible(redact(check.text)), remedy=remedy)
 
 

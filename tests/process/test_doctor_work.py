@@ -17,8 +17,9 @@ from kernel.runtime.examining import Due, Rows
 from kernel.store.conditional import Put, Transition
 from supervisor.boot import Program
 from supervisor.ops_accepted import accepted_checks
-from supervisor.ops_check import Asked, Check
+from supervisor.ops_check import Check, completed
 from supervisor.ops_rows import row_checks
+from supervisor.ops_shell import Given
 from supervisor.ops_tree import Tree
 from tests.process.shop import SHOWS
 from tests.process.test_doctor import diagnosed
@@ -183,19 +184,19 @@ def test_a_source_of_the_users_own_that_fails_ends_no_diagnosis(data_dir, monkey
 
 
 @pytest.mark.parametrize(
-    ("asked", "remedy", "shown"),
+    ("given", "remedy", "shown"),
     [
-        (Asked(), "`kernel-supervisor start`", "kernel-supervisor start --app MODULE:ATTRIBUTE"),
-        (Asked(has_app=True), "`kernel-supervisor start`: it goes on", "kernel-supervisor start: it goes on"),
+        (Given(), "`kernel-supervisor start`", "kernel-supervisor start --app MODULE:ATTRIBUTE"),
+        (Given(app=None), "`kernel-supervisor start`: it goes on", "kernel-supervisor start: it goes on"),
         (
-            Asked(app="a:b", data_dir="my data", config_file="k.toml", has_app=True),
+            Given("my data", "k.toml", "a:b"),
             "`kernel-supervisor stop`, then `kernel-supervisor start --workers N`",
             "kernel-supervisor stop --data-dir 'my data' --config k.toml, then "
-            "kernel-supervisor start --workers N --app a:b --data-dir 'my data' --config k.toml",
+            "kernel-supervisor start --workers N --data-dir 'my data' --config k.toml --app a:b",
         ),
-        (Asked(data_dir="d"), "`kernel-supervisor config check`", "kernel-supervisor config check"),
-        (Asked(data_dir="d"), "look at `ps`", "look at `ps`"),
+        (Given("d"), "`kernel-supervisor config check`", "kernel-supervisor config check"),
+        (Given("d"), "look at `ps`", "look at `ps`"),
     ],
 )
-def test_remedies_repeat_what_was_typed(asked: Asked, remedy: str, shown: str) -> None:
-    assert asked.completed(remedy) == shown
+def test_remedies_repeat_what_was_typed(given: Given, remedy: str, shown: str) -> None:
+    assert completed(remedy, given) == shown
