@@ -57,7 +57,7 @@ def standing_of(instance: Instance, now_ms: int) -> Standing:
         return _suspended(instance, instance.wait, due_ms)
     if instance.permit_wait is not None:
         return _refused(instance, instance.permit_wait, current)
-    return _resting(instance, due_ms, current)
+    return _resting(instance, due_ms, current, now_ms)
 
 
 def _refused(instance: Instance, shown: PermitWaitRecord, current: int | None) -> Standing:
@@ -87,7 +87,7 @@ def _suspended(instance: Instance, wait: Wait, due_ms: int | None) -> Standing:
     return Standing(wait.kind, wait.signal_type, since_ms, due_ms, wait.step_index)
 
 
-def _resting(instance: Instance, due_ms: int | None, current: int | None) -> Standing:
+def _resting(instance: Instance, due_ms: int | None, current: int | None, now_ms: int) -> Standing:
     """Unclaimed, `running`, and to be gone on with later: by the step whose time comes first."""
     for index, step in enumerate(instance.steps):
         if step.status == STEP_PENDING and step.due_time is not None and step.due_time == due_ms:
@@ -97,7 +97,7 @@ def _resting(instance: Instance, due_ms: int | None, current: int | None) -> Sta
             return _suspended(instance, step.wait, due_ms)
     if _was_entered(instance):
         # Given back by a worker that had to end in the middle of it: nobody's until that one is gone.
-        return Standing("worker", None, None, due_ms, current)
+        return Standing("worker", None, now_ms, due_ms, current)
     # Nothing of it has been entered: a start delay.
     return Standing("timer", None, instance.created_time, due_ms, current)
 

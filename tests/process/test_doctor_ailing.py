@@ -27,7 +27,7 @@ from supervisor.ops_tree import Tree
 from tests.process.test_doctor import diagnosed
 from tests.support.wait import wait_until
 
-START = "kernel-supervisor start --app MODULE:ATTRIBUTE --data-dir {}"
+START = "kernel-supervisor start --data-dir {} --app MODULE:ATTRIBUTE"
 
 
 @pytest.mark.fault

@@ -262,7 +262,8 @@ def test_repair_brings_back_what_show_has_forgotten_and_writes_no_instance(
     assert done.returncode == 0
     assert done.stdout.startswith(f"repaired  {workflow_id}  failed  revision {before['revision']}  ")
     assert shown.returncode == 0 and shown.stdout.startswith("failed at ")
-    assert f"  try: kernel-supervisor workflow replay {workflow_id}\n" in shown.stdout
+    again = f"workflow replay {workflow_id} --data-dir {data_dir} --app MODULE:ATTRIBUTE"
+    assert f"  try: kernel-supervisor {again}\n" in shown.stdout
     assert [line.split("  ")[1:4:2] for line in attempts] == [["pack", "completed"], ["ship", "failed"]]
     assert rig.row(workflow_id) == before
     assert sorted(path.name for path in data_dir.glob("*.sqlite")) == [OBSERVE_FILE, STORE_FILE]
