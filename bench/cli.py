@@ -22,6 +22,7 @@ from bench.plan import Plan
 from bench.progress import open_progress
 from bench.run_folder import run_folder
 from bench.script_plan import DEPTH_MAX, DEPTHS, ScriptBench, ScriptPlan
+from bench.svg_file import SvgFile
 from supervisor.cli_numbers import WholeNumber
 from supervisor.termination import end_as_by_interrupt
 
@@ -98,9 +99,7 @@ def _report_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-_plot_option = click.option(
-    "--plot", "plot_file", type=click.Path(path_type=Path), metavar="FILE", help="Draw it (SVG)."
-)
+_plot_option = click.option("--plot", "plot_file", type=SvgFile(), metavar="FILE.svg", help="Draw it (SVG).")
 _data_dir_option = click.option(
     "--data-dir",
     type=click.Path(path_type=Path),

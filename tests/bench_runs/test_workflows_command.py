@@ -136,6 +136,8 @@ def test_a_signal_ends_the_tree_and_removes_its_folder(tmp_path: Path, number: s
         (["--workers", "2", "--workers", "65"], "--workers"),
         (["--json", "missing/report.json"], "--json"),
         (["--plot", "missing/picture.svg"], "--plot"),
+        (["--plot", "picture.png"], "must end in .svg"),
+        (["--plot", "."], "must end in .svg"),
         (["--json", "."], "--json"),
         (["--compare", "missing.json"], "--compare"),
         (["--data-dir", "/proc/nowhere"], "--data-dir"),
