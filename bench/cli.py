@@ -1,17 +1,18 @@
 """`kernel-supervisor bench …`: measuring, on this machine, now.
 
-Exit status: 0 measured and every promise kept, 1 a promise was broken or the run failed, 2 usage.
+Exit status: 0 measured and every promise kept, 1 a promise was broken or the run failed, 2 usage, 69 a server that was
+given does not answer.
 """
 
 from __future__ import annotations
 
-import os
 import secrets
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,8 +21,11 @@ from bench.duration import Duration
 from bench.machine import file_system, load_average
 from bench.plan import Plan
 from bench.progress import open_progress
+from bench.repeats import REPEATS, repeated
 from bench.run_folder import run_folder
 from bench.script_plan import DEPTH_MAX, DEPTHS, ScriptBench, ScriptPlan
+from bench.servers import Durability, Servers, check_faults, durability_of, redis_url_of, server_options, where
+from bench.svg_file import SvgFile
 from supervisor.cli_numbers import WholeNumber
 from supervisor.termination import end_as_by_interrupt
 
@@ -38,7 +42,9 @@ def _load_options(command: Callable[..., None]) -> Callable[..., None]:
     """What is run, and how hard."""
     for option in (
         click.option(
-            "--durability", type=click.Choice(["full", "normal"]), default="full", help="What a commit survives (full)."
+            "--durability",
+            type=click.Choice(["full", "normal"]),
+            help="What a commit of the embedded store survives (full).",
         ),
         click.option(
             "--slots",
@@ -98,9 +104,7 @@ def _report_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-_plot_option = click.option(
-    "--plot", "plot_file", type=click.Path(path_type=Path), metavar="FILE", help="Draw it (SVG)."
-)
+_plot_option = click.option("--plot", "plot_file", type=SvgFile(), metavar="FILE.svg", help="Draw it (SVG).")
 _data_dir_option = click.option(
     "--data-dir",
     type=click.Path(path_type=Path),
@@ -136,17 +140,25 @@ _data_dir_option = click.option(
 @click.option(
     "--idle-samples", type=WholeNumber(1, 10_000), metavar="N", default=300, help="Workflows run one by one (300)."
 )
+@click.option("--repeats", type=WholeNumber(1, 100), metavar="N", help="Runs, each on a fresh tree (3; with faults 1).")
+@server_options
 @_data_dir_option
 def workflows(
-    workers: tuple[int, ...], seed: int | None, json_file: Path | None, compare_file: Path | None,
+    workers: tuple[int, ...], seed: int | None, durability: Durability | None, repeats: int | None,
+    redis_url: str | None, store_uri: str | None, json_file: Path | None, compare_file: Path | None,
     plot_file: Path | None, data_dir: Path, pairs: int, **settings: Any,
 ) -> None:  # fmt: skip
     """Workflows of three trivial steps through the real tree: rate, cost, latency, and what a kill costs."""
     seed = secrets.randbits(32) if seed is None else seed
-    plans = [Plan(workers=number, seed=seed, **settings) for number in sorted(set(workers))]
+    servers = Servers(redis_url=redis_url, store_uri=store_uri)
+    settings |= {"seed": seed, "servers": servers, "durability": durability_of(servers, durability, "full")}
+    plans = [Plan(workers=number, **settings) for number in sorted(set(workers))]
     around = plans[0].around_outage_s is not None
-    if around and (len(plans) > 1 or plans[0].faulty or plot_file is not None):
-        raise click.UsageError("--observation-outage: with one number of --workers, no other faults and no --plot")
+    if around and (len(plans) > 1 or plans[0].faulty or plot_file is not None or repeats is not None):
+        raise click.UsageError("--observation-outage: with one number of --workers, no other faults, --repeats, --plot")
+    check_faults(servers, flush=plans[0].flush_every_s is not None, observation_outage=around)
+    usual = 1 if around or plans[0].faulty else REPEATS
+    plans = [replace(plan, repeats=repeats or usual) for plan in plans]
     before = _checked("workflows", json_file, compare_file, plot_file)
     end_as_by_interrupt()
     load = load_average()  # of others: this run is not part of it yet
@@ -154,20 +166,20 @@ def workflows(
     from bench.workflow_row import findings_of, row_of, shares_of, text_of  # loads the whole kernel
 
     plans = outage_row.plans_of(plans[0], pairs) if around else plans
-    measured = [_measured(plan, data_dir) for plan in plans]
-    runs, disk = [run for run, _ in measured], measured[0][1]
-    rows = [row_of(run) for run in runs]
+    measured, disk = _measured(plans, data_dir, within_s=plans[0].limit_s if repeats is None else None)
+    runs, first = [run for of_plan in measured for run in of_plan], measured[0][0]
+    rows = [row_of(*of_plan) for of_plan in measured]
     numbers: Any = [plan.workers for plan in plans] if len(set(workers)) > 1 else plans[0].workers
     found = report.made(
         "workflows",
-        server=runs[0].server,
-        settings={**plans[0].settings(), "workers": numbers, "file_system": disk, "load_before": load},
+        server=first.server,
+        settings={**plans[0].settings(), "workers": numbers, **where(first.redis, first.store, disk, load)},
         rows=rows,
         shares=shares_of(runs),
         findings=findings_of(runs),
     )
-    for run, row in zip(runs, rows, strict=True):
-        click.echo("\n".join(text_of(run, row)))
+    for of_plan, row in zip(measured, rows, strict=True):
+        click.echo("\n".join(text_of(of_plan, row)))
     for line in outage_row.text_of(runs) if around else ():
         click.echo(line)
     if plot_file is not None:
@@ -182,52 +194,46 @@ def workflows(
     "--slots", type=WholeNumber(1, 256), metavar="N", default=8, help="Workflows one worker runs at once (8)."
 )
 @click.option(
-    "--durability", type=click.Choice(["full", "normal"]), default="normal", help="What a commit survives (normal)."
+    "--durability", type=click.Choice(["full", "normal"]), help="What a commit of the embedded store survives (normal)."
 )
 @_report_options
 @click.option(
     "--limit", "limit_s", type=Duration(), metavar="TIME", default=200.0, help="All parts must be done by then (200s)."
 )
+@click.option("--repeats", type=WholeNumber(1, 100), metavar="N", default=1, help="Runs, each on fresh trees (1).")
+@server_options
 @_data_dir_option
 def fanout(
-    count: int,
-    workers: int,
-    slots: int,
-    durability: Literal["full", "normal"],
-    json_file: Path | None,
-    compare_file: Path | None,
-    limit_s: float,
-    data_dir: Path,
-) -> None:
+    durability: Durability | None, redis_url: str | None, store_uri: str | None, json_file: Path | None,
+    compare_file: Path | None, data_dir: Path, **settings: Any,
+) -> None:  # fmt: skip
     """One event to many waiting workflows through the real tree: rate, cost, memory; nobody twice, nobody lost."""
+    servers = Servers(redis_url=redis_url, store_uri=store_uri)
+    kept = durability_of(servers, durability, "normal")
     before = _checked("fanout", json_file, compare_file)
     end_as_by_interrupt()
     load = load_average()  # of others: this run is not part of it yet
-    from bench.fanout_row import row_of, text_of, violations_of  # loads the whole kernel
+    from bench.fanout_row import findings_of, row_of, text_of  # loads the whole kernel
     from bench.fanout_run import FanOutPlan, measure  # the same
 
-    plan = FanOutPlan(count=count, workers=workers, slots=slots, durability=durability, limit_s=limit_s)
-    with run_folder(data_dir) as folder, open_progress() as progress:
-        parts, disk = measure(plan, folder, progress), file_system(folder)
-    rows = [row_of(plan, told) for told in parts]
+    plan, runs = FanOutPlan(servers=servers, durability=kept, **settings), []
+    for _ in range(plan.repeats):
+        with run_folder(data_dir) as folder, open_progress() as progress:
+            runs.append(measure(plan, folder, progress))
+            disk = file_system(folder)
+    rows = [row_of(plan, *parts) for parts in zip(*runs, strict=True)]
+    last = runs[-1][-1]
     found = report.made(
         "fanout",
-        server=parts[-1].server,
-        settings={**plan.settings(), "file_system": disk, "load_before": load},
+        server=last.server,
+        settings={**plan.settings(), **where(last.redis, last.store, disk, load)},
         rows=rows,
         shares={},
-        findings=violations_of(plan, parts),
+        findings=findings_of(plan, runs),
     )
-    for line in text_of(plan, rows):
+    for line in text_of(plan, rows, last.store):
         click.echo(line)
     _conclude(found, before, json_file)
-
-
-def _without_password(context: click.Context, parameter: click.Parameter, url: str | None) -> str | None:
-    """A command line is everybody's to read, so that a URL with a password comes from the environment."""
-    if url is not None and "@" in url:
-        raise click.BadParameter("a command line is for all to read, so put the URL into REDIS_URL and say --redis env")
-    return os.environ.get("REDIS_URL", "") if url == "env" else url
 
 
 def _script_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -260,7 +266,7 @@ def _script_options(command: Callable[..., None]) -> Callable[..., None]:
             "--redis",
             "redis_url",
             metavar="URL|env",
-            callback=_without_password,
+            callback=redis_url_of,
             help="Measure that server, or the one of REDIS_URL (an embedded one).",
         ),
     ):
@@ -343,11 +349,18 @@ def _checked(
         raise click.UsageError(f"--compare {error}") from None
 
 
-def _measured(plan: Plan, parent: Path) -> tuple[Measured, str]:
+def _measured(plans: list[Plan], parent: Path, *, within_s: float | None) -> tuple[list[list[Measured]], str]:
+    """All runs of each plan, as many as `repeated` allows, and what the disk under them is."""
     from bench.measured_run import measure  # loads the whole kernel
 
-    with run_folder(parent) as folder, open_progress() as progress:
-        return measure(plan, folder, progress), file_system(folder)
+    measured: list[list[Measured]] = []
+    for plan in plans:
+        measured.append([])
+        for number in repeated(plan.repeats, within_s):
+            with run_folder(parent) as folder, open_progress() as progress:
+                measured[-1].append(measure(plan, number, folder, progress))
+                disk = file_system(folder)
+    return measured, disk
 
 
 def _conclude(found: report.Report, before: report.Report | None, json_file: Path | None) -> None:
@@ -356,7 +369,8 @@ def _conclude(found: report.Report, before: report.Report | None, json_file: Pat
     click.echo(
         f"  {'measured on':<20}{found.machine}, {settings['file_system']}, load before {settings['load_before']}"
     )
-    click.echo(f"  {'with':<20}{found.python}, {found.server}, commit {found.commit}")
+    tree = f" ({settings['redis']}), store {settings['store']}" if "store" in settings else ""
+    click.echo(f"  {'with':<20}{found.python}, {found.server}{tree}, commit {found.commit}")
     if before is not None:
         click.echo(
             "\n".join(["since the report of before:", *(f"  {line}" for line in report.compared(before, found))])

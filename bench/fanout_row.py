@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from bench.fanout_run import FanOutPlan, Told
+from bench.repeats import median_of
+from bench.servers import EMBEDDED, store_words
 
 WRITES_MAX = 4.0
 """Store writes per signal, without what the subscribers write for themselves."""
@@ -15,8 +18,35 @@ GROWTH_KIB_MAX = 24 * 1024
 and an allocator leaves something lying about. A coarse net; that one page is held at a time is shown by tests."""
 
 
-def row_of(plan: FanOutPlan, told: Told) -> dict[str, Any]:
-    """One row: rates per second, times in seconds, counts per subscriber."""
+_MEDIANS = ("signals_per_s", "telling_per_s", "last_completed_s")
+
+
+def row_of(plan: FanOutPlan, *repeats: Told) -> dict[str, Any]:
+    """One row, of all repeats of one part: rates per second, times in seconds, counts per subscriber. Rates and times
+    are medians over the repeats, counts and memory those of the repeat that did worst. `per_s_min` and `per_s_max` are
+    of `signals_per_s`."""
+    rows = [_row_of(plan, told) for told in repeats]
+    rates = [row["signals_per_s"] for row in rows if row["signals_per_s"] is not None]
+    return {
+        **{name: _over(name, [row[name] for row in rows]) for name in rows[0]},
+        "repeats": len(rows),
+        "per_s_min": min(rates, default=None),
+        "per_s_max": max(rates, default=None),
+    }
+
+
+def _over(name: str, values: list[Any]) -> Any:
+    """One column over several repeats; what a repeat does not know is left out."""
+    known = [value for value in values if value is not None]
+    if not known or isinstance(known[0], str):
+        return known[0] if known else None
+    if name in _MEDIANS:
+        return median_of(known)
+    return min(known) if name == "completed" else max(known)
+
+
+def _row_of(plan: FanOutPlan, told: Told) -> dict[str, Any]:
+    """The row of one of them."""
     count = told.part.count
     return {
         "subscribers": count,
@@ -35,6 +65,13 @@ def row_of(plan: FanOutPlan, told: Told) -> dict[str, Any]:
         "duplicates": _duplicates(told),
         "lost": count - told.completed,
     }
+
+
+def findings_of(plan: FanOutPlan, runs: Sequence[list[Told]]) -> list[str]:
+    """The violations of all repeats; of several each line tells which it is of."""
+    if len(runs) == 1:
+        return violations_of(plan, runs[0])
+    return [f"run {number}: {line}" for number, run in enumerate(runs, start=1) for line in violations_of(plan, run)]
 
 
 def violations_of(plan: FanOutPlan, parts: list[Told]) -> list[str]:
@@ -68,15 +105,19 @@ def violations_of(plan: FanOutPlan, parts: list[Told]) -> list[str]:
     return found
 
 
-def text_of(plan: FanOutPlan, rows: list[dict[str, Any]]) -> list[str]:
-    """The rows for people."""
+def text_of(plan: FanOutPlan, rows: list[dict[str, Any]], store: str = EMBEDDED) -> list[str]:
+    """The rows for people; `store` as `bench.tree_place` names it."""
     lines = [
-        f"one event to waiting subscribers, embedded store, durability {plan.durability}",
+        f"one event to waiting subscribers, {store_words(store, plan.durability)}",
         _line("subscribers", *(f"{row['subscribers']:,}" for row in rows)),
         _line("workers × slots", *(f"{row['workers']} × {row['slots']}" for row in rows)),
     ]
+    several = max(row["repeats"] for row in rows) > 1
+    if several:
+        lines.append(_line("medians of", *(f"{row['repeats']} runs" for row in rows)))
     for what, name, text in (
         ("told", "signals_per_s", "{:,} signals/s"),
+        *((("slowest run", "per_s_min", "{:,}"), ("fastest run", "per_s_max", "{:,}")) if several else ()),
         ("pages alone", "telling_per_s", "{:,} signals/s"),
         ("last has completed", "last_completed_s", "after {:.2f} s"),
         ("store writes", "store_writes_per_signal", "{:.2f} per signal"),

@@ -16,13 +16,15 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from bench.fanout_app import FAN_OUT, PAGE, PAGE_DONE, PAGE_SIZE, SUBSCRIBER, WOKEN, Waiting, biz_key, event
 from bench.ledger import Entry, count_records, read_entries
 from bench.plan import LOG_NAME
 from bench.progress import Progress
 from bench.redis_calls import RedisCalls
+from bench.servers import ALL_EMBEDDED, EMBEDDED, Durability, Servers
+from bench.tree_place import TreePlace, open_place
 from fanout import Outcome, Tally, signal_id_for, start_fan_out
 from kernel import Client, Instance, workflow_id_for
 from kernel.clock import SystemClock
@@ -51,13 +53,16 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class FanOutPlan:
-    """The settings of a run, as its report repeats them. `limit_s` is for all parts together, in seconds."""
+    """The settings of a run, as its report repeats them. `limit_s` is for all parts of one repeat, in seconds."""
 
     count: int
     workers: int
     slots: int
-    durability: Literal["full", "normal"]
+    durability: Durability
     limit_s: float
+    servers: Servers = ALL_EMBEDDED
+    """Instead of the embedded store and Redis."""
+    repeats: int = 1
 
     @property
     def parts(self) -> list[Part]:
@@ -68,7 +73,9 @@ class FanOutPlan:
 
     def settings(self) -> dict[str, Any]:
         """For the report."""
-        return {**asdict(self), "page_size": PAGE_SIZE}
+        settings = asdict(self)
+        del settings["servers"]
+        return {**settings, "page_size": PAGE_SIZE}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +108,9 @@ class Told:
     """The most memory that any worker had had before the event, in KiB: what starting and waiting alone cost."""
     peak_kib: int | None
     """The most memory that a process which told pages ever had, in KiB; None when one of them is gone."""
+    redis: str = EMBEDDED
+    store: str = EMBEDDED
+    """Where they are, for people."""
 
 
 @dataclass(frozen=True)
@@ -108,11 +118,15 @@ class _Tree:
     """The tree of one part and this program's ways into it."""
 
     session: Session
-    folder: Path
+    place: TreePlace
     store: Store
     client: Client
     calls: RedisCalls
     deadline: float
+
+    @property
+    def folder(self) -> Path:
+        return self.place.folder
 
     def waits(self) -> Iterator[None]:
         """One turn about every 20 ms, until the time is up. Raises NoSupervisor when the tree has ended by itself."""
@@ -133,21 +147,24 @@ class _Tree:
 
 
 def measure(plan: FanOutPlan, folder: Path, progress: Progress) -> list[Told]:
-    """Run all parts on fresh trees below `folder`. Whatever it starts has ended when it returns or raises.
+    """Run all parts once, on fresh trees below `folder`. Whatever it starts has ended when it returns or raises, and
+    whatever it made on a server is gone.
 
-    Raises SessionFailed or NoSupervisor when a tree does not start or ends by itself, and StoreUnavailable when its
-    store does not answer.
+    Raises SessionFailed or NoSupervisor when a tree does not start or ends by itself, StoreUnavailable when its store
+    does not answer, CoordinationUnavailable when a Redis that was given does not, and InvalidConfig for an address that
+    can not be used.
     """
     deadline = time.monotonic() + plan.limit_s
     told: list[Told] = []
     for number, part in enumerate(plan.parts, start=1):
-        place = folder / str(number)
-        place.mkdir(mode=0o700)
-        config = _config(plan, part, place, folder / LOG_NAME)
+        own = folder / str(number)
+        own.mkdir(mode=0o700)
         progress.phase("starting the tree")
-        with running(config) as session, _opened(config, place, session, deadline) as tree:
-            in_time = _all_wait(tree, part.count, progress)
-            told.append(_one_event(tree, part, progress, in_time=in_time))
+        with open_place(plan.servers, plan.durability, own) as place:
+            config = _config(part, place, folder / LOG_NAME)
+            with running(config) as session, _opened(config, place, session, deadline) as tree:
+                in_time = _all_wait(tree, part.count, progress)
+                told.append(_one_event(tree, part, progress, in_time=in_time))
     return told
 
 
@@ -204,6 +221,8 @@ def _one_event(tree: _Tree, part: Part, progress: Progress, *, in_time: bool) ->
         round_trips=trips,
         peak_before_kib=peak_before_kib,
         peak_kib=peak_kib,
+        redis=tree.place.redis,
+        store=tree.place.store,
     )
 
 
@@ -266,21 +285,27 @@ def _peak_kib(pids: set[int]) -> int | None:
 
 
 @contextmanager
-def _opened(config: Config, folder: Path, session: Session, deadline: float) -> Iterator[_Tree]:
-    with closing(open_store(config, folder, SystemClock())) as store, closing(RedisCalls(session.redis_url)) as calls:
-        yield _Tree(session, folder, store, open_client(config, folder, session.redis_url), calls, deadline)
+def _opened(config: Config, place: TreePlace, session: Session, deadline: float) -> Iterator[_Tree]:
+    url = session.redis_url
+    with (
+        closing(open_store(config, place.folder, SystemClock())) as store,
+        closing(RedisCalls(url)) as calls,
+        # Closed before its store may be dropped: what it still has to write would make that again.
+        closing(open_client(config, place.folder, url)) as client,
+    ):
+        yield _Tree(session, place, store, client, calls, deadline)
 
 
-def _config(plan: FanOutPlan, part: Part, folder: Path, log_file: Path) -> Config:
+def _config(part: Part, place: TreePlace, log_file: Path) -> Config:
     flags: dict[str, object] = {
         "app": "bench.fanout_app:app",
-        "data_dir": str(folder),
+        "data_dir": str(place.folder),
         "workers": part.workers,
         "slots": part.slots,
         "dispatchers": 1,
-        "durability": plan.durability,
         "drain_s": 5.0,
         "log_file": str(log_file),
+        **place.flags,
     }
     # A measurement is the same everywhere: settings of the user's own trees do not reach into it.
     return load(flags, environ={}, file=os.devnull).config

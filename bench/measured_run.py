@@ -6,22 +6,23 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 
 from bench.app import STEPS
-from bench.bare_commits import bare_commits_per_s
 from bench.faults import Faults
 from bench.ledger import count_records, read_entries
-from bench.load import idle_latencies_ms, run_load
+from bench.load import IDLE_WARM_UP, idle_latencies_ms, run_load, warm_up
 from bench.outage import Observed, Outage, observed
 from bench.outcome import Entered, Stored, count_entries, read_stored
 from bench.plan import LOG_NAME, Plan
 from bench.progress import Progress
 from bench.recovery import Kill, Recovery, recovery
 from bench.redis_calls import RedisCalls
+from bench.servers import EMBEDDED
+from bench.tree_place import TreePlace, open_place
 from kernel import Client
 from kernel.clock import SystemClock
 from kernel.config import Config, load
@@ -55,18 +56,26 @@ class Measured:
     recovery: Recovery
     observed: Observed | None = None
     """None where it was not looked at."""
+    repeat: int = 1
+    """Which of the runs of its plan it is."""
+    redis: str = EMBEDDED
+    store: str = EMBEDDED
+    """Where they are, for people."""
 
 
 class _Opened:
     """The tree of one run and this program's ways into it."""
 
-    def __init__(self, session: Session, config: Config, folder: Path, store: Store, calls: RedisCalls) -> None:
+    def __init__(
+        self, session: Session, config: Config, place: TreePlace, store: Store, calls: RedisCalls, client: Client
+    ) -> None:
         self.session = session
         self.poll_s = config.poll_s
-        self.folder = folder
+        self.place = place
+        self.folder = place.folder
         self.store = store
         self.calls = calls
-        self.client: Client = open_client(config, folder, session.redis_url)
+        self.client = client
         self._alive_at_s = time.monotonic()
 
     def check_alive(self) -> None:
@@ -88,31 +97,38 @@ class _Opened:
         return times
 
 
-def measure(plan: Plan, folder: Path, progress: Progress) -> Measured:
-    """Run `plan` on a fresh tree whose data folder is `folder`. Whatever it starts has ended when it returns or raises.
+def measure(plan: Plan, repeat: int, folder: Path, progress: Progress) -> Measured:
+    """Run `plan` once, on a fresh tree whose data folder is `folder`. Whatever it starts has ended when it returns or
+    raises, and whatever it made on a server is gone.
 
     Raises SessionFailed or NoSupervisor when the tree does not start or ends by itself, StoreUnavailable when its store
-    does not answer, and InvalidConfig for settings that the kernel refuses.
+    does not answer, CoordinationUnavailable when a Redis that was given does not, and InvalidConfig for settings that
+    the kernel refuses.
     """
-    config = _config(plan, folder)
-    progress.phase("starting the tree")
-    with running(config) as session, _opened(session, config, folder) as tree:
-        progress.phase("one workflow at a time")
-        idle_ms = idle_latencies_ms(tree.client, plan.count, plan.idle_samples, tree.check_alive)
-        return _loaded(plan, tree, progress, idle_ms)
+    progress.phase(f"starting the tree (run {repeat} of {plan.repeats})")
+    with open_place(plan.servers, plan.durability, folder) as place:
+        config = _config(plan, place)
+        with running(config) as session, _opened(session, config, place) as tree:
+            progress.phase("one workflow at a time")
+            idle_ms = idle_latencies_ms(tree.client, plan.count, plan.idle_samples, tree.check_alive)
+            progress.phase("warming up")
+            first = plan.count + IDLE_WARM_UP + plan.idle_samples
+            warm_up(tree.client, tree.store, first, tree.check_alive)
+            found = _loaded(plan, tree, progress, idle_ms)
+            return replace(found, repeat=repeat, redis=place.redis, store=place.store)
 
 
-def _bare(plan: Plan, folder: Path, progress: Progress) -> list[float]:
+def _bare(plan: Plan, place: TreePlace, progress: Progress) -> list[float]:
     """The yardstick, on both sides of the load; none beside faults, where the steps' holding sets the rate."""
     if plan.faulty:
         return []
     progress.phase("bare commits")
-    return bare_commits_per_s(folder, plan.durability, _BARE_SLICES, _BARE_SLICE_S)
+    return place.bare_commits_per_s(_BARE_SLICES, _BARE_SLICE_S)
 
 
 def _loaded(plan: Plan, tree: _Opened, progress: Progress, idle_ms: list[float]) -> Measured:
     """The load, and everything that is counted around it."""
-    bare = _bare(plan, tree.folder, progress)
+    bare = _bare(plan, tree.place, progress)
     before = count_records(tree.folder)
     per_workflow = 4 if plan.faulty else 3  # with faults the claim is noted as well
     progress.phase("workflows", total=plan.count)
@@ -140,7 +156,7 @@ def _loaded(plan: Plan, tree: _Opened, progress: Progress, idle_ms: list[float])
         trips, cpu_after = tree.calls.round_trips() - trips_before, tree.worker_cpu_s()
         outlasted = outage.is_over
         outage.end(entered())
-    bare += _bare(plan, tree.folder, progress)
+    bare += _bare(plan, tree.place, progress)
     progress.phase("counting")
     seen = None
     if plan.around_outage_s is not None:
@@ -171,21 +187,27 @@ def _loaded(plan: Plan, tree: _Opened, progress: Progress, idle_ms: list[float])
 
 
 @contextmanager
-def _opened(session: Session, config: Config, folder: Path) -> Iterator[_Opened]:
-    with closing(open_store(config, folder, SystemClock())) as store, closing(RedisCalls(session.redis_url)) as calls:
-        yield _Opened(session, config, folder, store, calls)
+def _opened(session: Session, config: Config, place: TreePlace) -> Iterator[_Opened]:
+    url = session.redis_url
+    with (
+        closing(open_store(config, place.folder, SystemClock())) as store,
+        closing(RedisCalls(url)) as calls,
+        # Closed before its store may be dropped: what it still has to write would make that again.
+        closing(open_client(config, place.folder, url)) as client,
+    ):
+        yield _Opened(session, config, place, store, calls, client)
 
 
-def _config(plan: Plan, folder: Path) -> Config:
+def _config(plan: Plan, place: TreePlace) -> Config:
     flags: dict[str, object] = {
         "app": "bench.app:app",
-        "data_dir": str(folder),
+        "data_dir": str(place.folder),
         "workers": plan.workers,
         "slots": plan.slots,
         "dispatchers": 1,
-        "durability": plan.durability,
         "drain_s": 5.0,
-        "log_file": str(folder / LOG_NAME),
+        "log_file": str(place.folder / LOG_NAME),
+        **place.flags,
     }
     # A measurement is the same everywhere: settings of the user's own trees do not reach into it.
     return load(flags, environ={}, file=os.devnull).config

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 from bench.app import STEPS
+from bench.servers import ALL_EMBEDDED, Durability, Servers
 
 LOG_NAME = "kernel.log"
 """The tree's log, in the run's folder."""
@@ -26,13 +27,17 @@ class Plan:
     count: int
     workers: int
     slots: int
-    durability: Literal["full", "normal"]
+    durability: Durability
     kill_every_s: float | None
     flush_every_s: float | None
     seed: int
     limit_s: float
     """The load has to be done by then; what is not done is a violation."""
     idle_samples: int
+    servers: Servers = ALL_EMBEDDED
+    """Instead of the embedded store and Redis."""
+    repeats: int = 1
+    """How often it is measured, each time on a fresh tree."""
     open_limit: int | None = None
     """How many workflows may be open at once; None leaves it to `open_max`."""
     around_outage_s: float | None = None
@@ -80,6 +85,11 @@ class Plan:
     def settings(self) -> dict[str, Any]:
         """For the report."""
         settings = asdict(self)
-        for name in ("open_limit", "outage", *(() if self.around_outage_s is not None else ("around_outage_s",))):
+        for name in (
+            "servers",
+            "open_limit",
+            "outage",
+            *(() if self.around_outage_s is not None else ("around_outage_s",)),
+        ):
             del settings[name]
         return {**settings, "steps": len(STEPS), "hold_ms": self.hold_ms, "open_max": self.open_max}

@@ -6,18 +6,27 @@ import re
 
 from kernel.clock import SystemClock
 from kernel.coordination.endpoint import parse_redis_url
+from kernel.coordination.keys import LAYOUT
 from kernel.coordination.scripts import ScriptRunner
 
 _CALLS = re.compile(r"^cmdstat_(\S+?):calls=(\d+)", re.MULTILINE)
 _VERSION = re.compile(r"^(valkey|redis)_version:(\S+)", re.MULTILINE)
 _TIMEOUT_S = 2.0
+_REMOVED_AT_ONCE = 500
 
 
 class RedisCalls:
-    """A connection of the measuring program to the tree's Redis."""
+    """A connection of the measuring program to the tree's Redis. Raises InvalidConfig for a URL that is none."""
 
     def __init__(self, redis_url: str) -> None:
-        self._runner = ScriptRunner(parse_redis_url(redis_url).connection, SystemClock(), call_timeout_s=_TIMEOUT_S)
+        endpoint = parse_redis_url(redis_url)
+        self._runner = ScriptRunner(endpoint.connection, SystemClock(), call_timeout_s=_TIMEOUT_S)
+        self.address = str(endpoint)
+        """Without user and password."""
+
+    def ping(self) -> None:
+        """Raise CoordinationUnavailable when nobody answers."""
+        self._runner.command("PING")
 
     def round_trips(self) -> int:
         """How many script calls the server has been asked for since it started.
@@ -39,9 +48,24 @@ class RedisCalls:
         """Take everything away, as an operator's FLUSHALL does. Raises CoordinationUnavailable."""
         self._runner.command("FLUSHALL")
 
+    def remove_namespace(self, namespace: str) -> None:
+        """Take away every key of one namespace. Raises CoordinationUnavailable."""
+        remove_keys(self._runner, f"{LAYOUT}:{{{namespace}}}:*")
+
     def close(self) -> None:
         self._runner.close()
 
     def _info(self, section: str) -> str:
         reply: bytes = self._runner.command("INFO", section)
         return reply.decode("utf-8", "replace").replace("\r\n", "\n")
+
+
+def remove_keys(runner: ScriptRunner, pattern: str) -> None:
+    """Take away every key that `pattern` matches, a few at a time. Raises CoordinationUnavailable."""
+    cursor: bytes | int = 0
+    while True:
+        cursor, names = runner.command("SCAN", cursor, "MATCH", pattern, "COUNT", _REMOVED_AT_ONCE)
+        if names:
+            runner.command("UNLINK", *names)
+        if int(cursor) == 0:
+            return

@@ -12,6 +12,8 @@ import msgspec
 from bench import machine
 
 VERSION = 1
+_OLDER = {"repeats": 1, "redis": "embedded", "store": "embedded"}
+"""What a report without these settings was made with."""
 Rows = list[dict[str, Any]]
 
 
@@ -106,15 +108,15 @@ def compared(before: Report, now: Report) -> list[str]:
         if (old := getattr(before, name)) != (new := getattr(now, name))
     ]
     lines += [
-        f"settings.{name}: {before.settings.get(name)} → {value}"
+        f"settings.{name}: {old} → {value}"
         for name, value in now.settings.items()
-        if before.settings.get(name) != value
+        if (old := before.settings.get(name, _OLDER.get(name))) != value
     ]
     for of, old_row, new_row in _pairs(before.rows, now.rows):
         lines += [
-            of + _change(name, old_row.get(name), value)
+            of + _change(name, old_row[name], value)
             for name, value in new_row.items()
-            if old_row.get(name) != value
+            if name in old_row and old_row[name] != value
         ]
     return lines
 

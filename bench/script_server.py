@@ -23,6 +23,7 @@ import psutil
 import redis
 
 from bench.plan import LOG_NAME
+from bench.redis_calls import remove_keys
 from kernel.clock import SystemClock
 from kernel.config import load
 from kernel.coordination.endpoint import RedisEndpoint, parse_redis_url
@@ -33,7 +34,6 @@ from lua import Script
 from supervisor.session import Session, running
 
 _TIMEOUT_S = 10.0
-_REMOVED_AT_ONCE = 500
 _CALLS = re.compile(r"^cmdstat_([^:\s]+):calls=(\d+),usec=(\d+)", re.MULTILINE)
 _VERSION = re.compile(r"^(valkey|redis)_version:(\S+)", re.MULTILINE)
 _PID = re.compile(r"^process_id:(\d+)", re.MULTILINE)
@@ -139,17 +139,7 @@ class ScriptServer:
     def remove_keys(self) -> None:
         """Take every key of this run away again; nothing can be done when the server is gone meanwhile."""
         with suppress(CoordinationUnavailable):
-            self._remove_keys()
-
-    def _remove_keys(self) -> None:
-        cursor: bytes | int = 0
-        while True:
-            pattern = f"{LAYOUT}:{{{self._name}_*"
-            cursor, names = self.runner.command("SCAN", cursor, "MATCH", pattern, "COUNT", _REMOVED_AT_ONCE)
-            if names:
-                self.runner.command("UNLINK", *names)
-            if int(cursor) == 0:
-                return
+            remove_keys(self.runner, f"{LAYOUT}:{{{self._name}_*")
 
     def _counts(self) -> dict[str, dict[str, int]]:
         found = _CALLS.findall(self._info("commandstats"))

@@ -10,10 +10,41 @@ from bench import outage_row
 from bench.app import STEPS
 from bench.measured_run import Measured
 from bench.recovery import KILL_BOUND_S
+from bench.repeats import median_of
+from bench.servers import EMBEDDED, store_words
+
+_WORST = {"completed": min, "step_runs": max, "extra_entries": max, "recovered_s": max}
+_WORST |= dict.fromkeys(("store_writes_per_workflow", "redis_trips_per_workflow"), max)
+"""Columns that a row has from the run that did worst: what is counted must hold in each."""
+_SUMS = ("kills", "flushes", "resumed")
 
 
-def row_of(run: Measured) -> dict[str, Any]:
-    """The row (INTERFACES, Bench): rates per second, times in the unit of their name, counts per workflow."""
+def row_of(*runs: Measured) -> dict[str, Any]:
+    """The row (INTERFACES, Bench) of all runs of one plan: rates per second, times in the unit of their name, counts
+    per workflow. Rates and times are medians over the runs, a ratio is the median of the ratios; counts are those of
+    the run that did worst, but for faults, which are counted over all."""
+    rows = [_row_of(run) for run in runs]
+    return {
+        **{name: _over(name, [row[name] for row in rows]) for name in rows[0]},
+        "repeats": len(runs),
+        "per_s_min": min(row["per_s"] for row in rows),
+        "per_s_max": max(row["per_s"] for row in rows),
+        **outage_row.columns_of(runs[0]),  # a run around an outage is compared with its pair, not repeated
+    }
+
+
+def _over(name: str, values: list[Any]) -> Any:
+    """One column over several runs; what a run does not know is left out."""
+    known = [value for value in values if value is not None]
+    if not known or isinstance(known[0], str):
+        return known[0] if known else None
+    if name in _SUMS:
+        return sum(known)
+    return _WORST[name](known) if name in _WORST else median_of(known)
+
+
+def _row_of(run: Measured) -> dict[str, Any]:
+    """The row of one run."""
     plan, stored = run.plan, run.stored
     per_s = stored.completed / run.seconds
     bare = median(run.bare_per_s) if run.bare_per_s else None
@@ -41,7 +72,6 @@ def row_of(run: Measured) -> dict[str, Any]:
         "resumed": len(run.recovery.resumed),
         "recovered_s": _rounded(run.recovery.max_s),
         "recovered_median_s": _rounded(run.recovery.median_s),
-        **outage_row.columns_of(run),
     }
 
 
@@ -70,28 +100,28 @@ def violations_of(run: Measured) -> list[str]:
 
 
 def shares_of(runs: Sequence[Measured]) -> dict[str, float]:
-    """Each worker process's part of the step entries; of several runs with the number of their workers before it."""
+    """Each worker process's part of the step entries; of several runs with which it is before it."""
     if len(runs) == 1:
         return runs[0].entered.shares
-    return {f"{_label(run)}: {name}": part for run in runs for name, part in run.entered.shares.items()}
+    return {f"{_label(run, runs)}: {name}": part for run in runs for name, part in run.entered.shares.items()}
 
 
 def findings_of(runs: Sequence[Measured]) -> list[str]:
     """The violations of all runs; of several each line tells which run it is of."""
     if len(runs) == 1:
         return violations_of(runs[0])
-    found = [f"{_label(run, 'workers ')}: {line}" for run in runs for line in violations_of(run)]
+    found = [f"{_label(run, runs, 'workers ')}: {line}" for run in runs for line in violations_of(run)]
     return found if runs[0].observed is None else found + outage_row.slower_of(runs)
 
 
-def text_of(run: Measured, row: dict[str, Any]) -> list[str]:
-    """The row for people."""
-    plan = run.plan
-    whole = "" if run.stored.writes_whole else "at least "
+def text_of(runs: Sequence[Measured], row: dict[str, Any]) -> list[str]:
+    """The row of these runs for people."""
+    plan = runs[0].plan
+    whole = "" if all(run.stored.writes_whole for run in runs) else "at least "
     rate, bare = row["store_writes_per_s"], row["bare_commits_per_s"]
     lines = [
         f"{plan.count} workflows of {len(STEPS)} trivial steps, {plan.workers} worker processes × {plan.slots} slots, "
-        f"embedded store, durability {plan.durability}",
+        f"{store_words(runs[0].store, plan.durability)}",
         _line("throughput", f"{row['per_s']:,.0f} workflows/s ({row['completed']} in {row['seconds']:.2f} s)"),
         _line("completed", f"{row['completed']} of {plan.count}"),
         _line("step entries", f"{row['step_runs']} for {plan.count * len(STEPS)} steps, {row['extra_entries']} again"),
@@ -100,22 +130,30 @@ def text_of(run: Measured, row: dict[str, Any]) -> list[str]:
         _line("one at a time", f"p50 {row['p50_ms']:.1f} ms, p99 {row['p99_ms']:.1f} ms from start to result"),
     ]
     if bare is not None:
-        text = f"{rate:,} writes/s = {row['ratio']:.2f} × {bare:,} bare single-row commits/s"
-        lines.insert(5, _line("against the disk", text))
+        lines.insert(5, _line(*_against(runs[0].store, f"{rate:,} writes/s = {row['ratio']:.2f} × {bare:,} bare")))
+    if len(runs) > 1:
+        spread = f"{row['per_s_min']:,.0f} to {row['per_s_max']:,.0f} workflows/s"
+        lines.insert(2, _line(f"medians of {len(runs)} runs", spread))
     if row["worker_cpu_us_per_workflow"] is not None:
         lines.append(_line("CPU of the workers", f"{row['worker_cpu_us_per_workflow']} µs per workflow"))
     if plan.faulty:
         lines.append(_line("faults", f"{row['kills']} kills, {row['flushes']} flushes, seed {plan.seed}"))
         lines.append(_line("each step held", f"{plan.hold_ms} ms, at most {plan.open_max} workflows open"))
-    if run.kills:
+    if row["kills"]:
         lines.append(_line("work of the killed", _resumed_text(row)))
-    return lines + outage_row.lines_of(run)
+    return lines + outage_row.lines_of(runs[0])
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
     """The smallest value that at least `percent` % of the sorted values do not pass (nearest rank)."""
     rank = -(-len(ordered) * percent // 100)
     return ordered[max(0, int(rank) - 1)]
+
+
+def _against(store: str, figures: str) -> tuple[str, str]:
+    if store == EMBEDDED:
+        return "against the disk", f"{figures} single-row commits/s"
+    return "against the server", f"{figures} inserts/s"
 
 
 def _resumed_text(row: dict[str, Any]) -> str:
@@ -127,11 +165,13 @@ def _resumed_text(row: dict[str, Any]) -> str:
     )
 
 
-def _label(run: Measured, of_workers: str = "") -> str:
+def _label(run: Measured, runs: Sequence[Measured], of_workers: str = "") -> str:
     """Which of several runs it is."""
     if run.observed is not None:
         return "with the outage" if run.plan.outage else "without"
-    return f"{of_workers}{run.plan.workers}"
+    workers = [f"{of_workers}{run.plan.workers}"] if len({one.plan.workers for one in runs}) > 1 else []
+    repeat = [f"run {run.repeat}"] if len({one.repeat for one in runs}) > 1 else []
+    return ", ".join([*workers, *repeat])
 
 
 def _line(what: str, text: str) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from bench.app import TRIVIAL, Work
 from bench.ledger import CLAIM, Entry, Ledger, count_records, read_entries
-from bench.load import biz_key
+from bench.load import BATCH, biz_key, warm_up
 from bench.measured_run import Measured
 from bench.outcome import Entered, Stored, count_entries, read_stored
 from bench.plan import Plan
@@ -19,7 +19,7 @@ from bench.workflow_row import percentile, row_of, text_of, violations_of
 from kernel.client import Client
 from kernel.clock import ManualClock
 from kernel.coordination.lanes import LaneEntry
-from kernel.ids import SeededIds
+from kernel.ids import SeededIds, workflow_id_for
 from kernel.runtime import NoQueue
 from kernel.store.memory import MemoryStore
 from tests.support.redis_servers import RedisTarget
@@ -99,6 +99,24 @@ def test_writes_are_counted_from_the_rows_and_missing_workflows_are_named() -> N
     assert stored.writes == 3  # two inserts and one supersede
     assert stored.others == {"running": 1, "canceled": 1, "missing": 1}
     assert stored.completed == 0
+
+
+def test_the_warm_up_is_a_batch_of_its_own_numbers_and_is_waited_for() -> None:
+    store = MemoryStore(ManualClock())
+    client = Client(store, NoQueue(), ManualClock(), SeededIds(1), threading.Event(), input_bytes_max=10_000)
+    turns: list[int] = []
+
+    def beside() -> None:
+        turns.append(len(turns))
+        if len(turns) == 2:
+            for number in range(7, 7 + BATCH):
+                client.supersede(workflow_id_for(biz_key(number)))
+
+    warm_up(client, store, 7, beside)
+
+    assert len(turns) == 2
+    assert read_stored(store, count=8).others == {"missing": 7, "canceled": 1}
+    assert client.get(workflow_id_for(biz_key(7 + BATCH))) is None
 
 
 def test_a_script_call_is_one_round_trip_whatever_it_runs_inside(valkey: RedisTarget) -> None:
@@ -215,8 +233,8 @@ def test_with_faults_there_is_no_ratio_and_the_text_says_what_was_done() -> None
     row = row_of(run)
 
     assert (row["ratio"], row["bare_commits_per_s"], row["recovered_s"]) == (None, None, 0.25)
-    assert any("1 workflows went on after 0.25 s (median), 0.25 s at most" in line for line in text_of(run, row))
-    assert any("1 kills, 0 flushes, seed 0" in line for line in text_of(run, row))
+    assert any("1 workflows went on after 0.25 s (median), 0.25 s at most" in line for line in text_of([run], row))
+    assert any("1 kills, 0 flushes, seed 0" in line for line in text_of([run], row))
 
 
 def test_a_percentile_is_a_value_that_occurred() -> None:

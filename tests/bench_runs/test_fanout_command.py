@@ -70,6 +70,19 @@ def test_the_report_says_how_fast_and_how_large(small: Small) -> None:
     assert [path.name for path in folder.iterdir()] == ["report.json"]
 
 
+def test_it_is_repeated_on_fresh_trees_when_that_is_asked_for(tmp_path: Path) -> None:
+    ended = run_fanout(tmp_path, "--count", "10", "--repeats", "2", "--workers", "1", "--json", "report.json")
+
+    assert ended.returncode == 0, ended.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [(row["subscribers"], row["completed"], row["repeats"]) for row in report["rows"]] == [
+        (1, 1, 2), (1, 1, 2), (10, 10, 2)
+    ]  # fmt: skip
+    assert all(row["per_s_min"] <= row["signals_per_s"] <= row["per_s_max"] for row in report["rows"])
+    assert "2 runs" in ended.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+
+
 def test_it_compares_with_a_report_of_its_own_kind_only(small: Small, tmp_path: Path) -> None:
     _, _, folder = small
     other = tmp_path / "other.json"

@@ -212,6 +212,7 @@ def is_measuring(pid: int, cpus: set[int], folder: Path) -> bool:
         ("streams", ["--redis", "redis://u:pa%23ss@127.0.0.1"], "put the URL into REDIS_URL"),
         ("permits", ["--redis", "env"], "redis_url"),
         ("permits", ["--plot", "missing/picture.svg"], "--plot"),
+        ("lanes", ["--plot", "lanes.png"], "must end in .svg"),
         ("streams", ["--compare", "missing.json"], "--compare"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,

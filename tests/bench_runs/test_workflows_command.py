@@ -63,7 +63,7 @@ def test_without_a_terminal_it_prints_plain_lines_and_leaves_nothing_behind(smal
 def test_several_numbers_of_workers_give_a_row_each_and_a_picture(tmp_path: Path) -> None:
     run = run_workflows(
         tmp_path, "--workers", "2", "--workers", "1", "--count", "30", "--idle-samples", "2", "--durability", "normal",
-        "--plot", "workers.svg",
+        "--plot", "workers.svg", "--repeats", "1",
     )  # fmt: skip
 
     assert run.status == 0, run.stderr
@@ -77,13 +77,31 @@ def test_several_numbers_of_workers_give_a_row_each_and_a_picture(tmp_path: Path
     assert run.left == ["workers.svg"]
 
 
+@pytest.mark.req("dc-bench-repeatable")
+def test_it_is_repeated_three_times_each_on_a_fresh_tree(tmp_path: Path) -> None:
+    # The limit is as long as three of them take on any machine: a repeat that would not fit in is left out.
+    run = run_workflows(
+        tmp_path, "--count", "30", "--idle-samples", "2", "--durability", "normal", "--limit", "1000",
+    )  # fmt: skip
+
+    row = run.row
+    assert run.status == 0, run.stderr
+    assert (row["repeats"], run.report["settings"]["repeats"]) == (3, 3)
+    assert (row["completed"], row["step_runs"], row["extra_entries"]) == (30, 90, 0)
+    assert 0 < row["per_s_min"] <= row["per_s"] <= row["per_s_max"]
+    assert {name.partition(":")[0] for name in run.report["shares"]} == {"run 1", "run 2", "run 3"}
+    assert "medians of 3 runs" in run.stdout
+    assert run.left == []
+
+
 @pytest.mark.fault
 @pytest.mark.req("flt-redis-flush")
 def test_killed_workers_and_an_emptied_redis_cost_time_but_no_workflow(tmp_path: Path) -> None:
     # The first kill meets full hands: 320 × 3 steps of 50 ms take 16 places 3 s, and the first flush comes behind it.
+    # More are open than can run: 16 would begin and end together, and a kill between two such waves meets empty hands.
     # Not every second: where a start takes so long, each kill meets one who starts, and five such in a row end a tree.
     run = run_workflows(
-        tmp_path, "--count", "320", "--open", "16", "--kill-every", "2s", "--flush-every", "2500ms", "--seed", "1",
+        tmp_path, "--count", "320", "--open", "24", "--kill-every", "2s", "--flush-every", "2500ms", "--seed", "1",
         "--idle-samples", "10", "--limit", "60",
     )  # fmt: skip
 
@@ -136,6 +154,8 @@ def test_a_signal_ends_the_tree_and_removes_its_folder(tmp_path: Path, number: s
         (["--workers", "2", "--workers", "65"], "--workers"),
         (["--json", "missing/report.json"], "--json"),
         (["--plot", "missing/picture.svg"], "--plot"),
+        (["--plot", "picture.png"], "must end in .svg"),
+        (["--plot", "."], "must end in .svg"),
         (["--json", "."], "--json"),
         (["--compare", "missing.json"], "--compare"),
         (["--data-dir", "/proc/nowhere"], "--data-dir"),
