@@ -12,6 +12,7 @@ import msgspec
 
 from kernel.config import Config
 from kernel.errors import KernelError
+from kernel.fingerprint import version_shown
 from kernel.observe.views import Snapshot
 from kernel.store.protocol import Query, Store
 from kernel.store.tables import DEFINITIONS
@@ -24,7 +25,7 @@ _VERSIONS_MAX = 10_000
 _SHOWN = 5
 
 Offered = frozenset[str]
-"""`type@fingerprint` of each version that a worker has."""
+"""Each version that a worker has, as people read it (`kernel.fingerprint.version_shown`)."""
 
 
 class Hindrance(msgspec.Struct, frozen=True):
@@ -77,31 +78,26 @@ def no_tree(tree: Tree, given: Given, *, is_alone: bool) -> Hindrance | None:
 
 
 def _version(snapshot: Snapshot, offered: Offered | None) -> str | None:
-    if not offered or f"{snapshot.type}@{snapshot.definition_fingerprint}" in offered:
+    wanted = version_shown(f"{snapshot.type}@{snapshot.definition_fingerprint}")
+    if not offered or wanted in offered:
         return None
     known = sorted(offered)
-    same = [key for key in known if key.partition("@")[0] == snapshot.type]
-    told = ", ".join(_short(key) for key in (same or known)[:_SHOWN])
-    what = f"version {snapshot.definition_fingerprint[:12]} of {snapshot.type}" if same else f"the type {snapshot.type}"
+    same = [version for version in known if version.partition("@")[0] == snapshot.type]
+    told = ", ".join((same or known)[:_SHOWN])
+    what = f"version {wanted.partition('@')[2]} of {snapshot.type}" if same else f"the type {snapshot.type}"
     return f"no live worker has {what}, offered: {told}"
 
 
-def _short(key: str) -> str:
-    type_, _, fingerprint = key.partition("@")
-    return f"{type_}@{fingerprint[:12]}"
-
-
 def offered_versions(store: Store, config: Config, tree: Tree) -> Offered | None:
-    """What workers have reported within three scan periods, and, where this tree has the store alone, since it began:
-    what an earlier one offered is offered no more. None where nobody has reported yet, or the store does not answer."""
+    """What the workers of this tree say that they have, and, in a store that others share, what any worker has reported
+    within three scan periods. None where that is not known, or the store does not answer."""
+    if tree.offered is None or config.mongodb_uri is None:
+        return tree.offered
     try:
-        now_ms = store.now_ms()
-        since_ms = now_ms - _LIVE_PERIODS * round(config.scan_s * 1000)
-        if config.mongodb_uri is None and tree.status is not None:
-            since_ms = max(since_ms, now_ms - round(tree.status["uptime_s"] * 1000))
+        since_ms = store.now_ms() - _LIVE_PERIODS * round(config.scan_s * 1000)
         rows = store.scan(
             Query(DEFINITIONS, (), "seen_time", ("definition_key",), limit=_VERSIONS_MAX, after=(since_ms, ""))
         )
     except KernelError:
         return None
-    return frozenset(str(key) for (key,) in rows) or None
+    return tree.offered | {version_shown(str(key)) for (key,) in rows}

@@ -39,7 +39,7 @@ class Lookout:
     def look(self, seen: Snapshot, now_ms: int) -> tuple[Surroundings, Beside]:
         """What stands around it, and what is to be known for reading its snapshot. The tree is asked once."""
         workers = Workers(self._config)
-        app = None if self._config.app is not None else workers.app
+        app = None if self._config.app is not None else workers.tree.app
         around = look_around(seen, self._store, None if self._config.app is None else self._sources, self._permits, app)
         given = self._given
         if self._config.app is None:

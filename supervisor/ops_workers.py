@@ -49,11 +49,6 @@ class Workers:
                 self._tree = Tree(folder=self._config.data_dir, is_silent=True)
         return self._tree
 
-    @property
-    def app(self) -> str | None:
-        """The application of the tree that runs here."""
-        return None if self.tree.status is None else self.tree.status["app"]
-
     def names(self, snapshot: Snapshot) -> dict[str, str]:
         """By worker_id, what is known of workers as others see them: machine, process, slot."""
         here = socket.gethostname()

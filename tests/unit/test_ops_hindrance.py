@@ -9,6 +9,7 @@ import pytest
 from kernel.clock import ManualClock
 from kernel.config import Config
 from kernel.errors import StoreUnavailable
+from kernel.fingerprint import version_shown
 from kernel.store.conditional import Insert
 from kernel.store.memory import MemoryStore
 from kernel.store.tables import DEFINITIONS
@@ -18,8 +19,9 @@ from supervisor.ops_tree import Tree
 from tests.support.snapshots import snapshot
 
 DUE = snapshot()
-MINE = f"{DUE.type}@{DUE.definition_fingerprint}"
-OTHER = f"{DUE.type}@ffffeeeeddddcccc"
+KEY = f"{DUE.type}@{DUE.definition_fingerprint}"
+MINE = version_shown(KEY)
+OTHER = f"{DUE.type}@ffffeeeedddd"
 GIVEN = Given("R", None, "flows:app")
 
 
@@ -94,28 +96,30 @@ class Reported:
     def __init__(self, ago_ms: int) -> None:
         clock = ManualClock()
         self.store = MemoryStore(clock)
-        document = {"v": 1, "definition_key": MINE, "type": DUE.type, "fingerprint": DUE.definition_fingerprint}
-        self.store.insert(Insert("seen", DEFINITIONS, MINE, {**document, "seen_time": clock.wall_ms() - ago_ms}))
+        document = {"v": 1, "definition_key": KEY, "type": DUE.type, "fingerprint": DUE.definition_fingerprint}
+        self.store.insert(Insert("seen", DEFINITIONS, KEY, {**document, "seen_time": clock.wall_ms() - ago_ms}))
 
 
 @pytest.mark.req("ops-where-stuck")
 @pytest.mark.parametrize(
-    ("ago_ms", "uptime_s", "settings", "is_offered"),
+    ("told", "ago_ms", "settings", "offered"),
     [
-        (4_000, 5.0, {}, True),
-        # An earlier tree of this folder has reported it; its successor runs other steps.
-        (6_000, 5.0, {}, False),
-        (6_000, 5.0, {"mongodb_uri": "mongodb://shared:1"}, True),
-        (89_000, 500.0, {}, True),
-        (91_000, 500.0, {}, False),
+        ([MINE], 0, {}, {MINE}),
+        # Reported by an earlier tree of this folder; its successor runs other steps.
+        ([OTHER], 6_000, {}, {OTHER}),
+        ([OTHER], 6_000, {"mongodb_uri": "mongodb://shared:1"}, {MINE, OTHER}),
+        ([OTHER], 91_000, {"mongodb_uri": "mongodb://shared:1"}, {OTHER}),
+        # Who has just begun has told of nothing yet.
+        (None, 0, {}, None),
+        (None, 0, {"mongodb_uri": "mongodb://shared:1"}, None),
     ],
 )
-def test_a_version_is_offered_by_who_has_reported_it_lately_and_still_runs(
-    ago_ms: int, uptime_s: float, settings: dict[str, Any], is_offered: bool
+def test_a_version_is_offered_by_who_has_it_now(
+    told: list[str] | None, ago_ms: int, settings: dict[str, Any], offered: set[str] | None
 ) -> None:
-    found = offered_versions(Reported(ago_ms).store, Config(**settings), tree(worker(), uptime_s=uptime_s))
+    found = offered_versions(Reported(ago_ms).store, Config(**settings), tree(worker(x_definitions=told)))
 
-    assert found == (frozenset({MINE}) if is_offered else None)
+    assert found == (None if offered is None else frozenset(offered))
 
 
 def test_a_store_that_does_not_answer_accuses_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,4 +130,4 @@ def test_a_store_that_does_not_answer_accuses_nobody(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(store, "now_ms", away)
 
-    assert offered_versions(store, Config(), tree(worker())) is None
+    assert offered_versions(store, Config(mongodb_uri="mongodb://shared:1"), tree(worker(x_definitions=[MINE]))) is None
