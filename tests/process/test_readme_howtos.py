@@ -77,7 +77,8 @@ def test_a_resource_is_limited_by_app_settings_and_operator(tmp_path: Path) -> N
     (tmp_path / "shop.py").write_text(block("python", "# shop.py"), encoding="utf-8")
     (tmp_path / "kernel.toml").write_text(block("toml", "[limits.courier]"), encoding="utf-8")
     commands = re.findall(r"^kernel-supervisor (limits [^#\n]*)", README, re.M)
-    assert len(commands) == 3
+    *changes, take_back = commands
+    assert len(changes) == 3
 
     def courier() -> tuple[int, int, bool]:
         (row,) = answer(tmp_path, "limits", "list", "courier", "--app", "shop:app")["resources"]
@@ -85,7 +86,7 @@ def test_a_resource_is_limited_by_app_settings_and_operator(tmp_path: Path) -> N
 
     with tree(tmp_path, "shop:app"):
         assert courier() == (3, 0, False), "the settings' table, whole"
-        for words in commands:
+        for words in changes:
             assert run(tmp_path, *shlex.split(words)).returncode == 0
         assert courier() == (1, 0, True), "field by field what was set"
 
@@ -98,6 +99,8 @@ def test_a_resource_is_limited_by_app_settings_and_operator(tmp_path: Path) -> N
     (tmp_path / "kernel.toml").unlink()
     assert run(tmp_path, "limits", "list", "--app", "shop:app").returncode == 0
     assert courier() == (1, 10, False), "without the table what the App declares is beneath"
+    assert run(tmp_path, *shlex.split(take_back)).returncode == 0
+    assert courier() == (2, 10, False), "and nothing is set any more"
 
 
 @pytest.mark.req("fpr-mismatch-not-failure", "fpr-no-index-resume")
