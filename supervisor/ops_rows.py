@@ -20,9 +20,22 @@ def row_checks(rows: Rows, tree: Tree, *, is_embedded: bool) -> Iterator[Check]:
         yield Check("rows.parked", "warn", f"{_counted(rows.parked)} put aside because their workers died", remedy)
     else:
         yield Check("rows.parked", "ok", "no workflow is put aside")
+    yield _damaged_check(rows)
     stranded = _stranded(rows, tree, is_embedded=is_embedded)
     yield _version_check(rows, tree, stranded, is_embedded=is_embedded)
     yield _due_check(rows, tree, stranded, is_embedded=is_embedded)
+
+
+def _damaged_check(rows: Rows) -> Check:
+    """Workers leave such a row alone and say why in the log; nobody but its operator can end it (A45)."""
+    if not rows.damaged:
+        return Check("rows.damaged", "ok", "what is due can be read")
+    told = ", ".join(rows.damaged[:_SHOWN])
+    more = "" if len(rows.damaged) <= _SHOWN else f" and {len(rows.damaged) - _SHOWN} more"
+    count = len(rows.damaged)
+    text = f"{_counted(count)} due, and {'its row does' if count == 1 else 'their rows do'} not decode: {told}{more}"
+    remedy = "`kernel-supervisor workflow record ID` names the field; restore the row from a backup"
+    return Check("rows.damaged", "warn", text, remedy)
 
 
 def _stranded(rows: Rows, tree: Tree, *, is_embedded: bool) -> Mapping[str, Due]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -12,7 +12,8 @@ from kernel.config import Config, Loaded
 from kernel.coordination.endpoint import parse_redis_url
 from kernel.coordination.facts import RedisFacts, examine
 from kernel.coordination.scripts import ScriptRunner
-from kernel.errors import InvalidConfig
+from kernel.errors import CorruptRecord, InvalidConfig, UnknownVersion
+from kernel.records import to_instance
 from kernel.runtime.opening import STORE_FILE, has_file
 from kernel.store.conditional import AtMost, Exists, Missing
 from kernel.store.facts import StoreFacts
@@ -24,6 +25,8 @@ from kernel.store.tables import DEFINITIONS, INSTANCES, TABLES, Table
 
 ROWS_MAX = 1_000
 """So many rows of a kind are counted at most."""
+READ_MAX = 100
+"""So many due rows are read whole, to see whether they can be."""
 _LIVE_PERIODS = 3
 _REDIS_LIMIT_S = 2.0
 
@@ -47,6 +50,8 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
     live_ms: int
     due: Mapping[str, Due]
     """What a worker could take now, by `type@fingerprint`."""
+    damaged: tuple[str, ...] = ()
+    """The workflow_ids of due rows that do not decode, among the READ_MAX oldest: there they come to lie."""
 
 
 class Examined(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,6 +127,8 @@ def _rows(store: Store, config: Config) -> Rows:
         deferred[key] = deferred.get(key, 0) + 1
     now_ms = store.now_ms()
     live_ms = round(config.scan_s * 1000) * _LIVE_PERIODS
+    due = _due(store, now_ms)
+    damaged = tuple(workflow_id for _, _, workflow_id in due[:READ_MAX] if _is_damaged(store, workflow_id))
     columns, after = ("definition_key", "seen_time"), (now_ms - live_ms - 1, "")
     seen = store.scan(Query(DEFINITIONS, (), "seen_time", columns, ROWS_MAX, after))
     return Rows(
@@ -129,20 +136,35 @@ def _rows(store: Store, config: Config) -> Rows:
         deferred=deferred,
         live={key: max(0, now_ms - seen_time) for key, seen_time in seen},
         live_ms=live_ms,
-        due=_due(store, now_ms),
+        due=_counted(due, now_ms, damaged),
+        damaged=damaged,
     )
 
 
-def _due(store: Store, now_ms: int) -> dict[str, Due]:
-    """The oldest comes first."""
+def _due(store: Store, now_ms: int) -> list[tuple[int, str, str]]:
+    """Since when, `type@fingerprint` and workflow_id; the oldest comes first."""
     waits = (AtMost("claimable_time", now_ms), Missing("parked"))
-    columns = ("claimable_time", "definition_key")
+    columns = ("claimable_time", "definition_key", "workflow_id")
+    found = store.scan(Query(table=INSTANCES, guards=waits, order="claimable_time", columns=columns, limit=ROWS_MAX))
+    return [(since_ms, str(key), str(workflow_id)) for since_ms, key, workflow_id in found]
+
+
+def _is_damaged(store: Store, workflow_id: str) -> bool:
+    try:
+        document = store.get(INSTANCES, workflow_id)
+        if document is not None:
+            to_instance(document)
+    except (CorruptRecord, UnknownVersion):
+        return True
+    return False
+
+
+def _counted(found: Sequence[tuple[int, str, str]], now_ms: int, damaged: Collection[str]) -> dict[str, Due]:
     due: dict[str, Due] = {}
-    for since_ms, key in store.scan(
-        Query(table=INSTANCES, guards=waits, order="claimable_time", columns=columns, limit=ROWS_MAX)
-    ):
-        known = due.get(str(key), Due(0, now_ms - since_ms))
-        due[str(key)] = Due(known.count + 1, known.oldest_ms)
+    for since_ms, key, workflow_id in found:
+        if workflow_id not in damaged:
+            known = due.get(key, Due(0, now_ms - since_ms))
+            due[key] = Due(known.count + 1, known.oldest_ms)
     return due
 
 

@@ -11,12 +11,15 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 
 from kernel.clock import SystemClock
 from kernel.config import Config
+from kernel.ids import workflow_id_for
+from kernel.records import to_document
 from kernel.runtime import STORE_FILE
 from kernel.store import sqlite_files
 from kernel.store.conditional import Insert
@@ -25,6 +28,7 @@ from kernel.store.tables import DEFINITIONS, INSTANCES
 from supervisor.ops_checks import Check, folder_check, store_checks
 from supervisor.ops_tree import Tree
 from tests.process.test_doctor import diagnosed
+from tests.support.observations import record
 from tests.support.wait import wait_until
 
 START = "kernel-supervisor start --data-dir {} --app MODULE:ATTRIBUTE"
@@ -197,18 +201,13 @@ def test_looking_at_the_write_side_changes_no_store(durable, data_dir) -> None:
     assert path.read_bytes() == before
 
 
-def make_due(store: SqliteStore, count: int, *, ago_ms: int) -> None:
-    now_ms = store.now_ms()
+def make_due(store: SqliteStore, count: int, *, ago_ms: int, **damage: Any) -> None:
+    due_ms = store.now_ms() - ago_ms
+    version = {"type": "billing", "definition_fingerprint": "a" * 64, "definition_key": f"billing@{'a' * 64}"}
+    times = {"created_time": due_ms, "claimable_time": due_ms, "claim_token": None, "claim_time": None}
     for n in range(count):
-        row = {
-            "workflow_id": f"due{n}",
-            "biz_key": f"due{n}",
-            "status": "running",
-            "definition_key": f"billing@{'a' * 64}",
-            "created_time": now_ms - ago_ms,
-            "claimable_time": now_ms - ago_ms,
-        }
-        store.insert(Insert("w", INSTANCES, row["workflow_id"], row))
+        row = record(f"{'damaged' if damage else 'due'}:{n}", **version, **times)
+        store.insert(Insert("w", INSTANCES, row.workflow_id, {**to_document(row), **damage}))
 
 
 @pytest.mark.parametrize(("ago_ms", "verdict"), [(300_000, "warn"), (-300_000, "ok")])
@@ -227,6 +226,22 @@ def test_due_work_without_a_tree_is_told(durable, data_dir, ago_ms, verdict) -> 
         )
         assert checks["rows.due"]["remedy"] == START.format(data_dir)
     assert "live versions" not in checks["rows.version"]["text"], "nobody lives here"
+    assert checks["rows.damaged"]["verdict"] == "ok"
+
+
+@pytest.mark.case("A45")
+def test_due_rows_that_no_worker_can_read_are_named_and_not_counted_as_work(durable, data_dir) -> None:
+    make_due(durable, 1, ago_ms=300_000, retry_count="many")
+    make_due(durable, 1, ago_ms=1_000)
+
+    checks = diagnosed(data_dir)
+
+    damaged = workflow_id_for("damaged:0")
+    assert checks["rows.damaged"]["verdict"] == "warn"
+    assert checks["rows.damaged"]["text"] == f"1 workflow due, and its row does not decode: {damaged}"
+    assert checks["rows.damaged"]["remedy"].startswith("kernel-supervisor workflow record ID --data-dir ")
+    assert checks["rows.due"]["text"].startswith("1 workflow due, the oldest for ")
+    assert "5 min" not in checks["rows.due"]["text"]
 
 
 @pytest.mark.fault
