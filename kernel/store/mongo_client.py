@@ -16,14 +16,14 @@ import pymongo
 from pymongo import MongoClient, ReadPreference, WriteConcern
 from pymongo.collection import Collection as Rows
 from pymongo.database import Database
-from pymongo.errors import PyMongoError
+from pymongo.errors import ConfigurationError, PyMongoError
 from pymongo.read_concern import ReadConcern
 from pymongo.uri_parser import parse_uri
 
-from kernel.errors import InvalidConfig, WrongProcess
+from kernel.errors import InvalidConfig, StoreUnavailable, WrongProcess
 from kernel.records import Document
 from kernel.store.mongo_codec import CODEC, FOREIGN_CODEC
-from kernel.store.mongo_errors import INVALID_URI
+from kernel.store.mongo_errors import INVALID_URI, is_unresolved
 
 CLOSE_S = 0.5
 
@@ -75,7 +75,8 @@ class Opener:
         self._connection: Connection | None = None
 
     def connection(self) -> Connection:
-        """The connection of this process. Raises WrongProcess, or InvalidConfig for a URI that can not be used."""
+        """The connection of this process. Raises WrongProcess, InvalidConfig for a URI that can not be used,
+        and StoreUnavailable where its name can not be resolved."""
         pid = os.getpid()
         if self._pid is None:
             # Before the lock is taken: a fork that catches it taken leaves a child that is refused, not one that hangs.
@@ -109,6 +110,10 @@ class Opener:
                 appname="workflow-kernel",
                 event_listeners=self._listeners,
             )
+        except ConfigurationError as error:
+            if is_unresolved(error):  # by a driver that asks for the hosts when it is made
+                raise StoreUnavailable(f"the name {self.hosts} of MongoDB can not be resolved") from None
+            raise InvalidConfig(INVALID_URI) from None
         except (PyMongoError, ValueError, TypeError):
             raise InvalidConfig(INVALID_URI) from None
         database = client.get_database(

@@ -57,15 +57,24 @@ def translated(what: str, hosts: str, *, writing: bool) -> Iterator[None]:
         raise TooLarge(f"{what}: the row or the request is larger than MongoDB takes") from None
     except OperationFailure as error:
         raise refusal(what, hosts, error, writing=writing) from None
-    except ConfigurationError:
+    except ConfigurationError as error:
+        if is_unresolved(error):
+            raise StoreUnavailable(f"{what}: the name {hosts} of MongoDB can not be resolved") from None
         # Its text may quote parts of the URI.
-        raise InvalidConfig("mongodb_uri: the MongoDB driver refuses an option or can not resolve the name") from None
+        raise InvalidConfig("mongodb_uri: the MongoDB driver refuses an option") from None
     except PyMongoError as error:
         raise _lost(what, hosts, error, writing=writing) from None
     except InvalidBSON:
         raise CorruptRecord(f"{what}: a stored row is no valid BSON") from None
     except (BSONError, OverflowError, UnicodeError, TypeError, RecursionError) as error:
         raise unstorable(what, error) from None
+
+
+def is_unresolved(error: ConfigurationError) -> bool:
+    """Whether the name service has not told the hosts of a mongodb+srv address. The driver calls that a wrong setting;
+    it is an outage like any other, and must not end a tree whose child starts in it."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) or type(cause).__module__.partition(".")[0] == "dns"
 
 
 def _lost(what: str, hosts: str, error: PyMongoError, *, writing: bool) -> KernelError:

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 from bson.errors import InvalidBSON, InvalidDocument
+from dns.resolver import NXDOMAIN, LifetimeTimeout, NoNameservers
 from pymongo.errors import (
     AutoReconnect,
     ConfigurationError,
@@ -142,3 +143,25 @@ def test_a_uri_is_checked_without_opening_a_connection() -> None:
     store = MongoStore("mongodb://127.0.0.1:1/", "kernel", ManualClock())
     assert threading.active_count() <= before, "the driver's monitors are running"
     store.close()
+
+
+@pytest.mark.case("A63")
+@pytest.mark.parametrize("cause", [NXDOMAIN(), NoNameservers(), LifetimeTimeout(timeout=1.0, errors=[]), OSError(101)])
+@pytest.mark.parametrize("writing", [True, False])
+def test_a_name_service_that_does_not_answer_is_an_outage_and_no_wrong_setting(cause: Exception, writing: bool) -> None:
+    error = ConfigurationError(DRIVER_TEXT)
+    error.__cause__ = cause
+
+    found = raised(error, writing=writing)
+
+    assert isinstance(found, StoreUnavailable), "nothing was sent, and a child that starts in it ends no tree"
+    assert str(found) == "claim of instances 'wf': the name db:27017 of MongoDB can not be resolved"
+
+
+def test_a_name_that_does_not_exist_is_found_when_the_store_is_first_used() -> None:
+    store = MongoStore(f"mongodb+srv://user:{PASSWORD}@kernel.invalid/", "kernel", ManualClock(), timeout_ms=500)
+
+    with pytest.raises(StoreUnavailable, match=r"the name kernel\.invalid of MongoDB can not be resolved") as caught:
+        store.prepare()
+
+    assert PASSWORD not in str(caught.value)
