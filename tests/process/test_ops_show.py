@@ -25,7 +25,7 @@ from kernel.runtime.observer import OBSERVE_FILE
 from kernel.store.conditional import Insert
 from kernel.store.sqlite import SqliteStore
 from kernel.store.sqlite_projection import SqliteProjection
-from kernel.store.tables import DEFINITIONS, SIGNALS
+from kernel.store.tables import SIGNALS
 from tests.process.supervised import PATIENT_S
 from tests.support.redis_servers import RedisTarget
 from tests.support.snapshots import attempt, keep, snapshot, step_view
@@ -210,8 +210,7 @@ def test_due_work_of_a_running_tree_is_told_by_what_its_workers_say(
     doctor = f"kernel-supervisor doctor {options}"
     assert said() == ["", f"  try: kernel-supervisor lanes {options}", f"  or: {doctor}"]
     other = f"{seen.type}@ffffeeeedddd"
-    row = {"v": 1, "definition_key": other, "type": seen.type, "fingerprint": "ffffeeeedddd", "seen_time": now_ms()}
-    durable.insert(Insert("seen", DEFINITIONS, other, row))
+    running.children[0]["x_definitions"] = [other]
     assert said() == [f"no live worker has version 0123456789ab of parcel, offered: {other}", f"  try: {doctor}"]
     running.children[0]["x_store"] = "down"
     assert said() == ["worker-0 does not reach the durable store, or can not write to it", f"  try: {doctor}"]
