@@ -19,10 +19,10 @@ class WholeNumber(click.IntRange):
 
 
 class Seconds(click.FloatRange):
-    """So many seconds, at least 0."""
+    """So many seconds, at least 0 and at most `most`."""
 
-    def __init__(self) -> None:
-        super().__init__(min=0)
+    def __init__(self, most: float | None = None) -> None:
+        super().__init__(min=0, max=most)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         try:

@@ -20,6 +20,7 @@ from kernel.dispatch import DispatchSource, DueIntent
 from kernel.errors import KernelError, Unavailable
 from kernel.runtime import OBJECTS_FILE, open_objects, open_sources
 from kernel.runtime.opening import has_file
+from supervisor.cli_numbers import WholeNumber
 from supervisor.ops_client import named_app
 from supervisor.ops_shell import clock_text, data_folder, shell_command, span_text, visible
 
@@ -49,7 +50,7 @@ def dispatch() -> None:
 
 
 @dispatch.command()
-@click.option("--limit", type=click.IntRange(1, 100_000), default=PAGE, help="At most that many (default 200).")
+@click.option("--limit", type=WholeNumber(1, 100_000), default=PAGE, help="At most that many (default 200).")
 @shell_command
 def pending(limit: int, data_dir: str | None, config_file: str | None, app: str | None, as_json: bool) -> None:
     """Every intent that is not registered yet: its object, age, round, tries and last error; the next due first."""

@@ -22,6 +22,7 @@ from kernel.coordination.lanes import LaneReport, Lanes, LaneStats
 from kernel.errors import CoordinationUnavailable
 from kernel.runtime import embedded_redis_url, open_lanes
 from kernel.states import PRIORITIES
+from supervisor.cli_numbers import Seconds
 from supervisor.control_client import ControlClient, NoSupervisor
 from supervisor.ops_lane_due import unqueued
 from supervisor.ops_lane_verdict import Crew, Taken, Unqueued, Verdict, crew_of, loudest, verdict
@@ -57,9 +58,7 @@ class Look(msgspec.Struct, frozen=True):
 
 
 @click.command()
-@click.option(
-    "--seconds", type=click.FloatRange(0, 3600), default=2.0, help="Between two looks (default 2; 0: one look)."
-)
+@click.option("--seconds", type=Seconds(3600), default=2.0, help="Between two looks (default 2; 0: one look).")
 @click.option("--watch", is_flag=True, help="Again and again, until interrupted.")
 @store_command
 def lanes(seconds: float, watch: bool, data_dir: str | None, config_file: str | None, as_json: bool) -> None:

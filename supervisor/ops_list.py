@@ -14,6 +14,7 @@ from kernel.ids import check_name, check_resource
 from kernel.observe.reading import BY, Column, Count, Line, Page, Wanted
 from kernel.observe.views import Waiting
 from kernel.states import INSTANCE_STATUSES, InstanceStatus, lane_of
+from supervisor.cli_numbers import WholeNumber
 from supervisor.ops_hindrance import Hindrance, standstill
 from supervisor.ops_now import Holder, brief, is_due
 from supervisor.ops_shell import APP_UNKNOWN, Given, aligned, clock_text, say_json, span_text, store_command, visible
@@ -65,9 +66,7 @@ def lane_number(_ctx: click.Context, _param: click.Parameter, value: str | None)
 @click.option("--older-than", callback=span_ms, metavar="10m", help="Only those created at least so long ago.")
 @click.option("--since", callback=span_ms, metavar="1h", help="Only those created at most so long ago.")
 @click.option("--error", "error_code", metavar="CODE", help="Only those whose error has that code.")
-@click.option(
-    "--limit", type=click.IntRange(1, LIMIT_MAX), default=50, help="Rows of a page (default 50, at most 100)."
-)
+@click.option("--limit", type=WholeNumber(1, LIMIT_MAX), default=50, help="Rows of a page (default 50, at most 100).")
 @click.option("--after", metavar="TOKEN", help="The page after the one that named this token.")
 @click.option("--count", "counted", is_flag=True, help="How many, by type, status and what they wait for.")
 @click.option("--by", multiple=True, type=click.Choice(tuple(_COLUMNS)), help="Count by this instead; may be repeated.")

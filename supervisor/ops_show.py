@@ -16,6 +16,7 @@ import msgspec
 from kernel.ids import check_name
 from kernel.observe.views import Attempt, Snapshot
 from kernel.states import TERMINAL
+from supervisor.cli_numbers import WholeNumber
 from supervisor.ops_lookout import Lookout
 from supervisor.ops_now import Beside, reading
 from supervisor.ops_page import attempt_line, page, unknown_line
@@ -86,7 +87,7 @@ def watch(name: str, data_dir: str | None, config_file: str | None, as_json: boo
 @click.command()
 @click.argument("name", metavar="WORKFLOW_ID|BIZ_KEY")
 @click.argument("step", required=False)
-@click.option("--limit", type=click.IntRange(1, ATTEMPTS_SHOWN), default=ATTEMPTS_SHOWN, help="Rows of a page.")
+@click.option("--limit", type=WholeNumber(1, ATTEMPTS_SHOWN), default=ATTEMPTS_SHOWN, help="Rows of a page.")
 @click.option("--after", metavar="TOKEN", help="The page after the one that named this token.")
 @store_command
 def attempts(

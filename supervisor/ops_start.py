@@ -11,6 +11,7 @@ import msgspec
 
 from kernel.client import Handle
 from kernel.errors import DefinitionMismatch, ResultTimeout
+from supervisor.cli_numbers import Seconds
 from supervisor.ops_client import client_of, named_app, say_answer, settings
 from supervisor.ops_shell import Given, store_command
 
@@ -24,7 +25,7 @@ WAIT_DEFAULT_S = 3600.0
 @click.option("--input", "text", default="null", metavar="JSON", help="The input; @FILE reads it from a file.")
 @click.option("--priority", default="async", help="realtime, async, background, compensation or 0-3 (default async).")
 @click.option("--wait", is_flag=True, help="Wait for the end and print the last step's output.")
-@click.option("--timeout", type=click.FloatRange(min=0), default=WAIT_DEFAULT_S, help="Seconds that --wait may take.")
+@click.option("--timeout", type=Seconds(), default=WAIT_DEFAULT_S, help="Seconds that --wait may take.")
 @store_command
 def start(
     type_: str,

@@ -18,6 +18,7 @@ from kernel.ids import workflow_id_for
 from kernel.records import Instance
 from kernel.signals import Signal, SignalReceipt
 from kernel.states import TERMINAL
+from supervisor.cli_numbers import WholeNumber
 from supervisor.ops_client import client_of, find, known, say_answer, settings
 from supervisor.ops_shell import store_command, visible
 
@@ -47,7 +48,7 @@ def supersede(workflow_id: str, yes: bool, data_dir: str | None, config_file: st
 @click.argument("workflow_id", metavar="WORKFLOW_ID|BIZ_KEY")
 @click.argument("signal_type", metavar="TYPE")
 @click.option("--key", "wait_key", required=True, metavar="K", help="Which business object: equal to the wait's key.")
-@click.option("--generation", type=int, default=0, metavar="N", help="The wait generation (default 0).")
+@click.option("--generation", type=WholeNumber(), default=0, metavar="N", help="The wait generation (default 0).")
 @click.option("--id", "signal_id", required=True, metavar="ID", help="The same id again is the same signal, once.")
 @click.option("--early", is_flag=True, help="For one that does not exist yet: the signal is kept for it.")
 @store_command

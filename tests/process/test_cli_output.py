@@ -68,6 +68,9 @@ def test_an_error_that_can_not_be_told_keeps_its_exit_status(tmp_path: Path) -> 
         (("stop", "--timeout", "nan"), "'nan' is no number of seconds"),
         (("status", "--wait", "ready", "--timeout", "inf"), "'inf' is no number of seconds"),
         (("bench", "workflows", "--count", "many"), "'many' is no whole number"),
+        (("lanes", "--seconds", "nan"), "'nan' is no number of seconds"),
+        (("workflow", "start", "t", "--biz-key", "k", "--timeout", "nan"), "'nan' is no number of seconds"),
+        (("workflow", "signal", "wf-1", "paid", "--key", "k", "--generation", "1.5"), "'1.5' is no whole number"),
     ],
 )
 def test_what_is_no_number_is_told_in_words(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:

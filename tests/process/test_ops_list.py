@@ -271,7 +271,7 @@ def test_ten_thousand_come_page_by_page_each_once_and_what_is_new_meanwhile_dist
         (("--since", "-5m"), "'-5m' is no duration"),
         (("--limit", "0"), "0 is not in the range"),
         (("--limit", "101"), "101 is not in the range"),
-        (("--limit", "many"), "'many' is not a valid integer"),
+        (("--limit", "many"), "'many' is no whole number"),
         (("--after", "no token"), "no page token of this list"),
         (("--after", "1.x"), "no page token of this list"),
         (("--after", "9" * 400 + ".x"), "no page token of this list"),
