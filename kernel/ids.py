@@ -12,6 +12,7 @@ import os
 import random
 import re
 import secrets
+from functools import lru_cache
 from typing import Protocol
 
 from kernel.errors import InvalidId, InvalidName
@@ -63,6 +64,7 @@ def workflow_id_for(biz_key: str) -> str:
     return "wf-" + hashlib.sha256(biz_key.encode()).hexdigest()[:32]
 
 
+@lru_cache(maxsize=4_096)  # one commit asks for that of the same run some ten times: rows, logs, spans
 def trace_id_for(workflow_id: str, workflow_run: int) -> str:
     """The trace of one run, as 32 hex digits (W3C): derived, so that every worker that continues the run has the same
     one, and the rows and the log lines of all of them lead to each other (stp-trace)."""

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from kernel.observe.bare import bare
+from kernel.observe.bare import INPUT_BYTES_KEPT, bare
 from kernel.observe.projection import attempts_of, snapshot_of
 from kernel.observe.tables import ATTEMPTS, SNAPSHOTS
 from kernel.records import Document, Instance
@@ -93,7 +93,9 @@ def document_of(row: msgspec.Struct) -> Document:
 
 
 def _snapshot(one: Noted, now_ms: int) -> msgspec.Struct:
-    return snapshot_of(bare(one.instance), now_ms)
+    # A long input that was noted with room for it is cut down here, beside the path.
+    instance = one.instance if len(one.instance.input) <= INPUT_BYTES_KEPT else bare(one.instance)
+    return snapshot_of(instance, now_ms)
 
 
 def _attempt(one: Noted, now_ms: int) -> msgspec.Struct | None:
