@@ -12,7 +12,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -24,14 +24,12 @@ from bench.plan import LOG_NAME
 from bench.progress import Progress
 from bench.redis_calls import RedisCalls
 from bench.servers import ALL_EMBEDDED, EMBEDDED, Durability, Servers
-from bench.tree_place import TreePlace, open_place
+from bench.tree_place import TreePlace, open_place, open_tools
 from fanout import Outcome, Tally, signal_id_for, start_fan_out
 from kernel import Client, Instance, workflow_id_for
-from kernel.clock import SystemClock
 from kernel.codec import decode
 from kernel.config import Config, load
 from kernel.records import to_instance
-from kernel.runtime import open_client, open_store
 from kernel.states import COMPLETED
 from kernel.store.protocol import Query, Store
 from kernel.store.tables import INSTANCES, SIGNALS
@@ -286,14 +284,8 @@ def _peak_kib(pids: set[int]) -> int | None:
 
 @contextmanager
 def _opened(config: Config, place: TreePlace, session: Session, deadline: float) -> Iterator[_Tree]:
-    url = session.redis_url
-    with (
-        closing(open_store(config, place.folder, SystemClock())) as store,
-        closing(RedisCalls(url)) as calls,
-        # Closed before its store may be dropped: what it still has to write would make that again.
-        closing(open_client(config, place.folder, url)) as client,
-    ):
-        yield _Tree(session, place, store, client, calls, deadline)
+    with open_tools(config, place.folder, session.redis_url) as tools:
+        yield _Tree(session, place, tools.store, tools.client, tools.calls, deadline)
 
 
 def _config(part: Part, place: TreePlace, log_file: Path) -> Config:

@@ -22,11 +22,9 @@ from bench.progress import Progress
 from bench.recovery import Kill, Recovery, recovery
 from bench.redis_calls import RedisCalls
 from bench.servers import EMBEDDED
-from bench.tree_place import TreePlace, open_place
+from bench.tree_place import TreePlace, open_place, open_tools
 from kernel import Client
-from kernel.clock import SystemClock
 from kernel.config import Config, load
-from kernel.runtime import open_client, open_store
 from kernel.store.protocol import Store
 from supervisor.session import Session, running
 
@@ -188,14 +186,8 @@ def _loaded(plan: Plan, tree: _Opened, progress: Progress, idle_ms: list[float])
 
 @contextmanager
 def _opened(session: Session, config: Config, place: TreePlace) -> Iterator[_Opened]:
-    url = session.redis_url
-    with (
-        closing(open_store(config, place.folder, SystemClock())) as store,
-        closing(RedisCalls(url)) as calls,
-        # Closed before its store may be dropped: what it still has to write would make that again.
-        closing(open_client(config, place.folder, url)) as client,
-    ):
-        yield _Opened(session, config, place, store, calls, client)
+    with open_tools(config, place.folder, session.redis_url) as tools:
+        yield _Opened(session, config, place, *tools)
 
 
 def _config(plan: Plan, place: TreePlace) -> Config:

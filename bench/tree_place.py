@@ -12,6 +12,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 
@@ -19,7 +20,12 @@ from bench.bare_commits import bare_commits_per_s
 from bench.redis_calls import RedisCalls
 from bench.run_database import RunDatabase
 from bench.servers import EMBEDDED, Durability, Servers
+from kernel.client import Client
+from kernel.clock import SystemClock
+from kernel.config import Config
 from kernel.errors import KernelError
+from kernel.runtime import open_client, open_store
+from kernel.store.protocol import Store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +41,26 @@ class TreePlace:
     """For people and reports: `embedded`, or server and address."""
     bare_commits_per_s: Callable[[int, float], list[float]]
     """The yardstick: single-row commits a second of that store in each of so many slices of so many seconds."""
+
+
+class Tools(NamedTuple):
+    """What measures a tree, and gives it its work."""
+
+    store: Store
+    calls: RedisCalls
+    client: Client
+
+
+@contextmanager
+def open_tools(config: Config, folder: Path, redis_url: str) -> Iterator[Tools]:
+    """Opened on the stores of a tree that runs. Raises StoreUnavailable and InvalidConfig."""
+    with (
+        closing(open_store(config, folder, SystemClock())) as store,
+        closing(RedisCalls(redis_url)) as calls,
+        # Closed before its store may be dropped: what it still has to write would make that again.
+        closing(open_client(config, folder, redis_url)) as client,
+    ):
+        yield Tools(store, calls, client)
 
 
 @contextmanager

@@ -10,15 +10,19 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import psutil
 import pytest
 
+from tests.support.wait import wait_until
 from tests.support.workers import hand_over, handed_over
 
 TAG_VARIABLE = "TEST_RUN_TAG"
+_KERNEL = 2
 GRACE_S = 10.0  # time for the last children to end by themselves after the last fixture was torn down
+EXEC_S = 1.0  # an exec takes less: in its midst a process has neither the old descriptors nor the new environment
 
 
 class Leftovers:
@@ -41,7 +45,11 @@ class Leftovers:
     def alive(self) -> list[psutil.Process]:
         """Every process of this run that still does something (a zombie does not)."""
         children = self.me.children(recursive=True)
-        strays = [process for process in psutil.process_iter() if process not in children and self._strayed(process)]
+        others = [process for process in psutil.process_iter() if process not in children]
+        bare = [process for process in others if _is_bare(process)]
+        with suppress(AssertionError):  # some programs have no environment, and keep it so
+            wait_until(lambda: not any(map(_is_bare, bare)), "the end of each exec", EXEC_S)
+        strays = [process for process in others if self._strayed(process)]
         return [process for process in [*children, *strays] if _is_running(process)]
 
     def _strayed(self, process: psutil.Process) -> bool:
@@ -55,6 +63,14 @@ class Leftovers:
     def _holds_pipe(self, process: psutil.Process) -> bool:
         with os.scandir(f"/proc/{process.pid}/fd") as descriptors:
             return any(_target(descriptor.path) == self._pipe_name for descriptor in descriptors)
+
+
+def _is_bare(process: psutil.Process) -> bool:
+    """Whether it shows no environment. Threads of the kernel have none."""
+    try:
+        return _KERNEL not in (process.pid, process.ppid()) and not process.environ()
+    except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
+        return False
 
 
 def _target(descriptor: str) -> str | None:

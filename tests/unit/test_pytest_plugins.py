@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.leftovers import TAG_VARIABLE, Leftovers
 from tests.support.requirements_index import CHECKOUT, read_requirements, report
 from tests.support.wait import wait_until
 
@@ -165,6 +166,38 @@ def test_a_process_that_outlives_the_run_fails_it_is_named_and_ended(
     assert [command for _, command in named if "sleep 61" in command or "-m pytest" in command]
     pids = [int(pid) for pid, _ in named]
     wait_until(lambda: all(map(is_gone, pids)), f"processes {pids} gone", timeout=10)
+
+
+class InExec:
+    """A stray in the midst of an exec: at the first looks it has no environment, and no descriptor any more."""
+
+    pid = 2**22 + 1
+
+    def __init__(self, tag: str) -> None:
+        self._tag = tag
+        self.looks = 0
+
+    def ppid(self) -> int:
+        return 1
+
+    def environ(self) -> dict[str, str]:
+        self.looks += 1
+        return {} if self.looks < 3 else {TAG_VARIABLE: self._tag}
+
+    def status(self) -> str:
+        return psutil.STATUS_RUNNING
+
+    def cmdline(self) -> list[str]:
+        return ["sleep", "61"]
+
+
+def test_a_process_in_the_midst_of_an_exec_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_of_its_own = Leftovers()
+    stray = InExec(run_of_its_own.tag)
+    monkeypatch.setattr(psutil, "process_iter", lambda: [stray])
+
+    assert stray in run_of_its_own.alive()
+    run_of_its_own.close()
 
 
 def is_gone(pid: int) -> bool:
