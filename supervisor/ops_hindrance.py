@@ -14,13 +14,12 @@ from kernel.config import Config
 from kernel.errors import KernelError
 from kernel.fingerprint import version_shown
 from kernel.observe.views import Snapshot
-from kernel.store.protocol import Query, Store
-from kernel.store.tables import DEFINITIONS
+from kernel.runtime.examining import live_versions
+from kernel.store.protocol import Store
 from supervisor.ops_lane_verdict import crew_of
 from supervisor.ops_shell import Given
 from supervisor.ops_tree import Tree
 
-_LIVE_PERIODS = 3
 _VERSIONS_MAX = 10_000
 _SHOWN = 5
 
@@ -94,10 +93,7 @@ def offered_versions(store: Store, config: Config, tree: Tree) -> Offered | None
     if tree.offered is None or config.mongodb_uri is None:
         return tree.offered
     try:
-        since_ms = store.now_ms() - _LIVE_PERIODS * round(config.scan_s * 1000)
-        rows = store.scan(
-            Query(DEFINITIONS, (), "seen_time", ("definition_key",), limit=_VERSIONS_MAX, after=(since_ms, ""))
-        )
+        reported = live_versions(store, config, _VERSIONS_MAX)
     except KernelError:
         return None
-    return tree.offered | {version_shown(str(key)) for (key,) in rows}
+    return tree.offered | {version_shown(key) for key in reported}

@@ -126,19 +126,29 @@ def _rows(store: Store, config: Config) -> Rows:
     for (key,) in _page(store, INSTANCES, "definition_key", "deferred"):
         deferred[key] = deferred.get(key, 0) + 1
     now_ms = store.now_ms()
-    live_ms = round(config.scan_s * 1000) * _LIVE_PERIODS
     due = _due(store, now_ms)
     damaged = tuple(workflow_id for _, _, workflow_id in due[:READ_MAX] if _is_damaged(store, workflow_id))
-    columns, after = ("definition_key", "seen_time"), (now_ms - live_ms - 1, "")
-    seen = store.scan(Query(DEFINITIONS, (), "seen_time", columns, ROWS_MAX, after))
     return Rows(
         parked=len(_page(store, INSTANCES, "created_time", "parked")),
         deferred=deferred,
-        live={key: max(0, now_ms - seen_time) for key, seen_time in seen},
-        live_ms=live_ms,
+        live=live_versions(store, config, ROWS_MAX),
+        live_ms=_live_ms(config),
         due=_counted(due, now_ms, damaged),
         damaged=damaged,
     )
+
+
+def live_versions(store: Store, config: Config, most: int) -> dict[str, int]:
+    """The versions (`type@fingerprint`) that some worker has reported within three scan periods, at most so many of
+    them → how many ms ago. Raises StoreUnavailable."""
+    now_ms = store.now_ms()
+    columns, after = ("definition_key", "seen_time"), (now_ms - _live_ms(config) - 1, "")
+    seen = store.scan(Query(DEFINITIONS, (), "seen_time", columns, most, after))
+    return {str(key): max(0, now_ms - seen_time) for key, seen_time in seen}
+
+
+def _live_ms(config: Config) -> int:
+    return round(config.scan_s * 1000) * _LIVE_PERIODS
 
 
 def _due(store: Store, now_ms: int) -> list[tuple[int, str, str]]:

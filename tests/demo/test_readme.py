@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.readme_tree import readme_tree
 from tests.support.wait import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -50,19 +51,14 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (source,) = [block for block in re.findall(r"```python\n(.*?)```", README, re.S) if "# flows.py" in block]
     (folder / "flows.py").write_text(source, encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
-        [sys.executable, "-m", "supervisor", "start", "--app", "flows:app", "--log-file", "kernel.log"],
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
+
+    def is_up() -> bool:
+        return command(folder, "status").returncode == 0
+
+    with readme_tree(
+        folder, "flows:app", "--log-file", "kernel.log", environ=environment, is_up=is_up, end_s=40
     ) as process:
-        try:
-            wait_until(lambda: command(folder, "status").returncode == 0, "the tree is up")
-            yield folder
-        finally:
-            process.terminate()
-            process.wait(40)
+        yield folder
     assert process.returncode == 0
 
 

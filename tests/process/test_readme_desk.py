@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.readme_tree import readme_tree
 from tests.support.wait import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -35,19 +36,12 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with the README's `desk.py`, and a tree that runs it."""
     folder = tmp_path_factory.mktemp("desk")
     (folder / "desk.py").write_text(block("# desk.py"), encoding="utf-8")
-    with subprocess.Popen(
-        [sys.executable, "-m", "supervisor", "start", "--app", "desk:app", "--workers", "1", "--log-file", "log"],
-        cwd=folder,
-        env=ENVIRONMENT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    ) as process:
-        try:
-            wait_until(lambda: run(folder, "-m", "supervisor", "status").returncode == 0, "the tree is up")
-            yield folder
-        finally:
-            process.terminate()
-            process.wait(60)
+
+    def is_up() -> bool:
+        return run(folder, "-m", "supervisor", "status").returncode == 0
+
+    with readme_tree(folder, "desk:app", "--workers", "1", "--log-file", "log", environ=ENVIRONMENT, is_up=is_up):
+        yield folder
 
 
 @pytest.mark.req("sig-user-choice", "req-status-branches", "sig-business-first")

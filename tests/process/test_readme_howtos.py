@@ -10,18 +10,19 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.readme_tree import LIMIT_S, readme_tree
 from tests.support.wait import wait_until
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 # The tests replace a tree twice and look at what is left to the scan.
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "KERNEL_SCAN_S": "1", "KERNEL_POLL_S": "0.5"}
-LIMIT_S = 60
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -55,21 +56,15 @@ def start(folder: Path, app: str, type_: str, number: int, *more: str) -> Any:
     )
 
 
+def is_up(folder: Path) -> bool:
+    return run(folder, "status").returncode == 0
+
+
 @contextmanager
 def tree(folder: Path, app: str) -> Iterator[None]:
-    with subprocess.Popen(
-        [sys.executable, "-m", "supervisor", "start", "--app", app, "--workers", "1", "--log-file", "log"],
-        cwd=folder,
-        env=ENVIRONMENT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    ) as process:
-        try:
-            wait_until(lambda: run(folder, "status").returncode == 0, "the tree is up")
-            yield
-        finally:
-            process.terminate()
-            process.wait(LIMIT_S)
+    up = partial(is_up, folder)
+    with readme_tree(folder, app, "--workers", "1", "--log-file", "log", environ=ENVIRONMENT, is_up=up):
+        yield
 
 
 @pytest.mark.req("prm-two-limits", "prm-pause")
